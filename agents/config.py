@@ -482,7 +482,7 @@ POLICY_LISTS = ("policies",)  # settings that name several policies
 
 
 def searched_constants(heuristic: Mapping[str, Any]) -> dict[str, Tunable]:
-    """Constants of a heuristic to search, with their ranges.
+    """Constants of a heuristic to search, with their ranges; those that are chosen among values stay as they are.
 
     Args:
         heuristic: Name and parameters.
@@ -491,7 +491,7 @@ def searched_constants(heuristic: Mapping[str, Any]) -> dict[str, Tunable]:
         ValueError: the heuristic declares none, or a constant is missing.
     """
     name, params = heuristic["name"], heuristic.get("params", {})
-    tunables = policy_tunables(name)
+    tunables = {key: one for key, one in policy_tunables(name).items() if not one.values}
     if not tunables:
         raise ValueError(f"agent.heuristic={name} declares no constants to search")
     missing = [key for key in tunables if key not in params]

@@ -26,7 +26,17 @@ from serving_gym.envs.interface.scaling import ScalingAction
 from serving_gym.envs.routing.state import Verdict
 from serving_gym.envs.sharing.state import Share
 
-__all__ = ["Action", "BatchPolicy", "Configured", "Constants", "Policy", "PolicySpec", "Tunable", "tunable"]
+__all__ = [
+    "Action",
+    "BatchPolicy",
+    "Configured",
+    "Constants",
+    "Policy",
+    "PolicySpec",
+    "Tunable",
+    "period_of",
+    "tunable",
+]
 
 # A command, an index of the environment's action space, or None: leave all as it is (a request stays in the queue).
 # In autoscaling: changes of the number of instances, or the vector of the environment's action space.
@@ -34,7 +44,11 @@ Action = Command | Verdict | Deploy | Share | ScalingAction | NDArray[np.int64] 
 
 
 class Policy(Protocol):
-    """Decides, at each decision, what the cluster is told."""
+    """Decides, at each decision, what the cluster is told.
+
+    A policy may state `period_s`, the time between its decisions in seconds: it is then asked at that period, whatever
+    the environment's own is (`period_of`). Learned agents state none.
+    """
 
     name: str
     clairvoyant: bool  # whether it looks at the future or at true output lengths
@@ -52,6 +66,16 @@ class Policy(Protocol):
                 `DeploymentState`, `SharingState`, `AutoscalingState`.
         """
         ...
+
+
+def period_of(policy: Any) -> float | None:
+    """Time between a policy's decisions, seconds; None: it is asked when the environment asks.
+
+    Args:
+        policy: A `Policy`.
+    """
+    period_s = getattr(policy, "period_s", None)
+    return None if period_s is None else float(period_s)
 
 
 @runtime_checkable
@@ -79,6 +103,7 @@ class Tunable(NamedTuple):
     low: float
     high: float
     log: bool = False  # whether to search on a logarithmic scale
+    values: tuple[Any, ...] = ()  # words or other values to choose among; empty: a number of the range
 
 
 _TUNABLE = "tunable"  # key of a field's metadata
@@ -87,6 +112,12 @@ _TUNABLE = "tunable"  # key of a field's metadata
 def tunable(default: Any, low: float, high: float, log: bool = False) -> Any:
     """A field of `Constants` that a tuner may search; arguments as in `Tunable`."""
     return field(default=default, metadata={_TUNABLE: Tunable(low, high, log)})
+
+
+def tunable_choice(default: Any, *others: Any) -> Any:
+    """A field of `Constants` for which a tuner may choose among the default and other values."""
+    values = (default, *others)
+    return field(default=default, metadata={_TUNABLE: Tunable(0.0, float(len(values)), False, values)})
 
 
 class Constants:

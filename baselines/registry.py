@@ -82,9 +82,34 @@ POLICIES = {
         "baselines.common.routers.llm_d:LLMDPolicy",
         "baselines.common.routers.llm_d:LLMDConfig",
     ),
+    "llm_d_legacy": PolicyEntry(
+        "baselines.common.routers.llm_d_legacy:LLMDLegacyPolicy",
+        "baselines.common.routers.llm_d_legacy:LLMDLegacyConfig",
+    ),
     "predicted_latency": PolicyEntry(
         "baselines.common.routers.predicted_latency:PredictedLatencyPolicy",
         "baselines.common.routers.predicted_latency:PredictedLatencyConfig",
+    ),
+    "predicted_latency_profile": PolicyEntry(
+        "baselines.common.routers.predicted_latency_profile:PredictedLatencyProfilePolicy",
+        "baselines.common.routers.predicted_latency_profile:PredictedLatencyProfileConfig",
+    ),
+    "latency_observation": PolicyEntry(
+        "baselines.common.routers.latency_observation:LatencyObservationPolicy",
+        "baselines.common.routers.latency_observation:LatencyObservationConfig",
+    ),
+    "lmetric": PolicyEntry("baselines.common.routers.lmetric:LMetricPolicy"),
+    "loadaware": PolicyEntry(
+        "baselines.common.routers.loadaware:LoadAwarePolicy",
+        "baselines.common.routers.loadaware:LoadAwareConfig",
+    ),
+    "sticky_least_loaded": PolicyEntry(
+        "baselines.common.routers.sticky_least_loaded:StickyLeastLoadedPolicy",
+        "baselines.common.routers.sticky_least_loaded:StickyLeastLoadedConfig",
+    ),
+    "dynamo_kv": PolicyEntry(
+        "baselines.common.routers.dynamo_kv:DynamoKVPolicy",
+        "baselines.common.routers.dynamo_kv:DynamoKVConfig",
     ),
     "llumnix": PolicyEntry(
         "baselines.llumnix.policy:LlumnixPolicy", "baselines.llumnix.policy:LlumnixConfig"
@@ -109,7 +134,9 @@ POLICIES = {
     ),
     "stay": PolicyEntry("baselines.common.deploying:StayPolicy"),
     "oserve": PolicyEntry("baselines.oserve.policy:OServePolicy", "baselines.oserve.policy:OServeConfig"),
-    "vllm_static": PolicyEntry("baselines.oserve.vllm:VLLMStaticPolicy"),
+    "vllm_static": PolicyEntry(
+        "baselines.oserve.vllm:VLLMStaticPolicy", "baselines.oserve.vllm:VLLMStaticConfig"
+    ),
     "vllm_reload": PolicyEntry(
         "baselines.oserve.vllm:VLLMReloadPolicy", "baselines.oserve.vllm:VLLMReloadConfig"
     ),
@@ -160,6 +187,10 @@ POLICIES = {
     "llm_d_saturation": PolicyEntry(
         "baselines.common.autoscalers.saturation:SaturationPolicy",
         "baselines.common.autoscalers.saturation:SaturationConfig",
+    ),
+    "keda_epp": PolicyEntry(
+        "baselines.common.autoscalers.keda_epp:KEDAEPPPolicy",
+        "baselines.common.autoscalers.keda_epp:KEDAEPPConfig",
     ),
     "dynamo_throughput": PolicyEntry(
         "baselines.common.autoscalers.throughput_planner:ThroughputPlannerPolicy",

@@ -26,18 +26,20 @@ from serving_gym.runners.reproduction.flying_serving import evaluation as flying
 from serving_gym.runners.reproduction.flying_serving.choices import FlyingChoices
 from serving_gym.runners.reproduction.llm_mesh import evaluation as llm_mesh
 from serving_gym.runners.reproduction.oserve import evaluation as oserve
+from serving_gym.runners.reproduction.oserve.choices import OServeChoices
 from serving_gym.runners.reproduction.page import keep, write_page
 from serving_gym.runners.reproduction.parts import Claims, Paper, run_parts, spread_over_seeds, varied
 from serving_gym.runners.reproduction.preserve import evaluation as preserve
 from serving_gym.runners.reproduction.preserve.choices import PreServeChoices
 from serving_gym.runners.reproduction.sageserve import evaluation as sageserve
+from serving_gym.runners.reproduction.sageserve.choices import SageServeChoices
 
 _PAPERS = {
     "flying_serving": Paper(flying_serving, "episode", FlyingChoices),
     "llm_mesh": Paper(llm_mesh, "episode", NoChoices),
-    "oserve": Paper(oserve, "step", NoChoices),
+    "oserve": Paper(oserve, "step", OServeChoices),
     "preserve": Paper(preserve, "episode", PreServeChoices),
-    "sageserve": Paper(sageserve, "episode", NoChoices),
+    "sageserve": Paper(sageserve, "episode", SageServeChoices),
 }
 
 

@@ -56,24 +56,24 @@ def main(config: TuneConfig, out: Path) -> None:
 
     say_engines(config.cluster)
 
-    def returns(candidate: Mapping[str, float]) -> NDArray[np.float64]:
+    def returns(candidate: Mapping[str, Any]) -> NDArray[np.float64]:
         return returns_of(load_policy({**config.policy, "params": {**params, **candidate}}))
 
-    rows: list[dict[str, float]] = []
+    rows: list[dict[str, Any]] = []
     usual = None
     with (
         make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,
         progress_bar(config.evaluations + 1, f"tune {policy_label(config.policy)}", "candidate") as bar,
     ):
 
-        def measured(candidate: Mapping[str, float]) -> float:
+        def measured(candidate: Mapping[str, Any]) -> float:
             found = returns(candidate)
             counted = found if usual is None else shares(found, usual, config.clip)
             rows.append({**candidate, "return": float(counted.mean())})
             tracker.log(rows[-1], len(rows) - 1)
             bar.set_postfix_str(f"best return {max(row['return'] for row in rows):.4g}", refresh=False)
             bar.update()
-            return rows[-1]["return"]
+            return float(counted.mean())
 
         if config.reference is not None:
             reference = load_policy(config.reference, config.env["name"])
@@ -106,18 +106,18 @@ def _evaluation(config: TuneConfig, kind: Policy) -> Callable[[Policy], NDArray[
     )
 
 
-def _start(params: Mapping[str, Any], tunables: Mapping[str, Tunable]) -> dict[str, float]:
+def _start(params: Mapping[str, Any], tunables: Mapping[str, Tunable]) -> dict[str, Any]:
     missing = [name for name in tunables if name not in params]
     if missing:
         raise ValueError(f"policy.params must contain {missing[0]}, which is tuned")
-    return {name: float(params[name]) for name in tunables}
+    return {name: params[name] if one.values else float(params[name]) for name, one in tunables.items()}
 
 
 def _write(
     config: TuneConfig,
     out: Path,
-    before: Mapping[str, float],
-    best: Mapping[str, float],
+    before: Mapping[str, Any],
+    best: Mapping[str, Any],
     params: Mapping[str, Any],
 ) -> None:
     words = [str(word) for word in HydraConfig.get().overrides.task]

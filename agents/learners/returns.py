@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from serving_gym.agents.learners.learner import Task
-from serving_gym.baselines.policy import BatchPolicy, Policy
+from serving_gym.baselines.policy import BatchPolicy, Policy, period_of
 from serving_gym.envs.registration import make_env, make_vector_env
 
 _LEAST_SIZE = 1e-6  # return
@@ -71,6 +71,7 @@ class Stage:
 
     def _alone(self, policy: Policy, seed: int) -> float:
         """Return of one episode."""
+        self.scalar.unwrapped.ask_every(period_of(policy))
         observation, _ = self.scalar.reset(seed=seed)
         policy.reset(self.scalar.policy_spec, seed)
         total, done = 0.0, False

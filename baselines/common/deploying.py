@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from serving_gym.baselines.policy import Action, PolicySpec
+from serving_gym.envs.deployment.profiling import PRECISION
 from serving_gym.envs.deployment.state import Deploy, DeploymentSetting, DeploymentState
 from serving_gym.envs.deployment.strategies import GAIN, Plan
 from serving_gym.envs.machines.cluster import ReplicaKind
 from serving_gym.envs.machines.placement import place
+
+FIRST_GAIN = 2 * PRECISION
 
 
 class DeployingPolicy:
@@ -41,7 +44,10 @@ class DeployingPolicy:
 
 
 def worth_it(found: Plan, present: Plan, state: DeploymentState, min_gain: float) -> bool:
-    """Whether a deployment is to replace the present one: at the first decision, which is free, any gain will do.
+    """Whether a deployment is to replace the present one.
+
+    At the first decision, which is free, a gain will do that the profile can tell from none: the intervals of two
+    capacities, each of `PRECISION` to either side, do not overlap.
 
     Args:
         found: What may replace it.
@@ -51,7 +57,8 @@ def worth_it(found: Plan, present: Plan, state: DeploymentState, min_gain: float
     """
     if state.switch is not None:
         return False
-    return found.max_requests > present.max_requests * (GAIN + (min_gain if state.now_s > 0 else 0.0))
+    least = min_gain if state.now_s > 0 else min(min_gain, FIRST_GAIN)
+    return found.max_requests > present.max_requests * (GAIN + least)
 
 
 class StayPolicy(DeployingPolicy):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serving_gym.baselines.common.layouts import parse_mode
-from serving_gym.baselines.policy import Constants, tunable
+from serving_gym.baselines.policy import Constants, tunable, tunable_choice
 from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
 from serving_gym.calibration.lookup import check_choice
 
@@ -84,18 +84,18 @@ class FlyingServingConfig(Constants):
     bind_for_priority: bool = True
     bind_for_long_context: bool = True
     widths: Sequence[int] = ()
-    load_signal: str = QUEUE
+    load_signal: str = tunable_choice(QUEUE, REQUESTS)
     split_waiting_per_gpu: float = tunable(0.25, 0.05, 8.0, log=True)
     split_requests_per_gpu: float = tunable(2.0, 0.25, 64.0, log=True)
     split_tokens_per_gpu: float = tunable(4096.0, 256.0, 65536.0, log=True)
     hysteresis_ratio: float = tunable(0.9, 0.1, 0.95)
     width_growth_ratio: float = tunable(2.0, 1.0, 8.0, log=True)
-    weigh_switch: bool = True
+    weigh_switch: bool = tunable_choice(True, False)
     rate_smoothing_s: float = tunable(3.0, 1.0, 30.0, log=True)
     smoothing_s: float = tunable(0.0, 0.0, 30.0)
     dwell_s: float = tunable(1.0, 1.0, 60.0, log=True)
-    load_merge_mode: str = "soft"
-    load_split_mode: str = "hard"
+    load_merge_mode: str = tunable_choice("soft", "hard", "sequential")
+    load_split_mode: str = tunable_choice("hard", "soft", "sequential")
     priority_classes: Sequence[str] = ("priority",)
     priority_share: float = tunable(0.5, 0.25, 1.0, log=True)
     priority_only_waiting: bool = False

@@ -2,9 +2,10 @@
 
 Readings. The text switches whenever the scheduler gives another strategy; as Algorithm 1 draws at random, equally good
 deployments would then follow each other for nothing. Here a deployment is replaced where the new one reaches more by
-`min_gain` (source: ours), at the first decision, which is free, where it reaches more at all; the assignment always
-follows the forecast. Before the first span of an episode there is nothing to forecast from: the environment's own
-forecast, the mean of the training episode, stands in. A forecaster is fitted once, to the training episode.
+`min_gain` (source: ours), at the first decision, which is free, where it reaches more by what the profile can tell
+from no gain; the assignment always follows the forecast. Replicas whose KV memory does not hold the longest request are
+not deployed, as vLLM does not start them. Before the first span there is nothing to forecast from: the environment's
+own forecast, the mean of the training episode, stands in. A forecaster is fitted once, to the training episode.
 
 Section 4.2 states constraints C1 to C3 and a flow network that cannot hold them (`flow_network`). The default solves
 the constraints exactly; `solver` takes the maximum flow instead. It decides who serves what; the search compares
@@ -30,11 +31,11 @@ from serving_gym.baselines.oserve.exhaustive import optimal_plan
 from serving_gym.baselines.oserve.forecast import HISTORY, Forecaster, MovingAverage
 from serving_gym.baselines.oserve.generation import GenerationConfig, generate
 from serving_gym.baselines.oserve.scheduler import SOLVERS, strategy_of
-from serving_gym.baselines.oserve.uniform import uniform_layouts
+from serving_gym.baselines.oserve.uniform import of_holding, uniform_layouts
 from serving_gym.baselines.policy import Action, Constants, PolicySpec, tunable
-from serving_gym.calibration.fields import check_at_least, check_not_negative
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive
 from serving_gym.calibration.lookup import check_choice
-from serving_gym.envs.deployment.profiling import METHODS
+from serving_gym.envs.deployment.profiling import METHODS, PRECISION
 from serving_gym.envs.deployment.state import Deploy, DeploymentSetting, DeploymentState
 from serving_gym.envs.deployment.strategies import OBJECTIVES, Plan, PlanEvaluator
 
@@ -68,6 +69,8 @@ class OServeConfig(Constants):
             (`flow_network`).
         profiling: How capacities are worked out: "measured" (Appendix D), "mixed" or "closed_form"; or "environment",
             whose table every policy sees (`envs.deployment.profiling`).
+        precision: Half of the 95 % interval of a capacity, share of it, at which profiling ends; two capacities then
+            differ by less than any gain that `min_gain` asks for. Source: ours.
         objective: "throughput" (section 4.2) or "completion_time" (`strategies.PlanEvaluator`).
         most_room: Times the forecast that a deployment need reach at most: of those that do, and of the best uniform
             ones, the one of fewest replicas is taken. Source: ours; so large that it does not count.
@@ -84,6 +87,7 @@ class OServeConfig(Constants):
     assignment: str = "apart"
     solver: str = "exact"
     profiling: str = "measured"
+    precision: float = PRECISION
     objective: str = "throughput"
     most_room: float = tunable(100.0, 1.0, 100.0, log=True)
 
@@ -98,6 +102,7 @@ class OServeConfig(Constants):
         check_at_least(self, 1, "most_room", finite=True)
         check_at_least(self, 1, "history")
         check_not_negative(self, "min_gain", finite=True)
+        check_positive(self, "precision", finite=True)
         _ = self.generation
 
     @property
@@ -128,8 +133,9 @@ class OServePolicy(DeployingPolicy):
         super().reset(spec, seed)
         self.seed, self.decisions = seed, 0
         method = self.config.profiling
-        table = self.setting.table if method == "environment" else self.setting.profiled(method)
-        self.table = table.of_role("mixed")
+        own = method != "environment"
+        table = self.setting.profiled(method, self.config.precision) if own else self.setting.table
+        self.table = of_holding(table.of_role("mixed"), self.setting)
         past = self.setting.past
         if self._fitted is None or self._fitted[0] != past.tobytes():
             self._fitted = (past.tobytes(), make_forecaster(self.config, self.setting))

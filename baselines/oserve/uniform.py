@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from serving_gym.envs.deployment.profiling import CapacityTable
+from serving_gym.envs.deployment.state import DeploymentSetting
 from serving_gym.envs.deployment.strategies import Plan, PlanEvaluator
 from serving_gym.envs.machines.cluster import Cluster, ReplicaKind
 from serving_gym.envs.machines.placement import packable, stage_widths
@@ -38,6 +39,12 @@ def uniform_layouts(cluster: Cluster, kinds: Sequence[ReplicaKind]) -> list[Kind
         if most:
             layouts.append({kind: most})
     return layouts
+
+
+def of_holding(table: CapacityTable, setting: DeploymentSetting) -> CapacityTable:
+    """The kinds whose KV memory holds the longest request; all of them where none does."""
+    holding = [setting.holds(kind) for kind in table.kinds]
+    return table.some(holding) if any(holding) else table
 
 
 def vllm_reload(evaluator: PlanEvaluator) -> Plan:

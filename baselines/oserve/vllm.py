@@ -9,31 +9,66 @@ changes its layout where another one reaches more by `min_gain` (source: ours).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from serving_gym.baselines.common.deploying import DeployingPolicy, worth_it
-from serving_gym.baselines.oserve.uniform import vllm_reload, vllm_static
+from serving_gym.baselines.oserve.uniform import of_holding, uniform_layouts, vllm_reload, vllm_static
 from serving_gym.baselines.policy import Action, Configured, Constants, PolicySpec, tunable
 from serving_gym.calibration.fields import check_not_negative
 from serving_gym.calibration.lookup import check_choice
-from serving_gym.envs.deployment.state import DeploymentState
+from serving_gym.envs.deployment.state import DeploymentSetting, DeploymentState
+from serving_gym.envs.machines.cluster import ReplicaKind
 
 
-class VLLMStaticPolicy(DeployingPolicy):
-    """vLLM (static): the best uniform layout for the whole of the past."""
+@dataclass(frozen=True)
+class VLLMStaticConfig(Constants):
+    """Constants of the policy.
+
+    Attributes:
+        layout: TP and PP of the replicas, as [4, 1]; None: the best for the past, by capacity.
+    """
+
+    layout: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.layout is not None and (len(self.layout) != 2 or min(self.layout) < 1):
+            raise ValueError(f"layout must be TP and PP, at least 1 each, got {list(self.layout)}")
+
+
+class VLLMStaticPolicy(DeployingPolicy, Configured[VLLMStaticConfig]):
+    """vLLM (static): one uniform layout for good."""
 
     name = "vllm_static"
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Works out the layout."""
+        """Works out the layout.
+
+        Raises:
+            ValueError: the layout asked for does not fit.
+        """
         super().reset(spec, seed)
-        setting = self.setting
-        self.kinds = vllm_static(setting.cluster, setting.table.of_role("mixed"), setting.past)
+        setting, table = self.setting, of_holding(self.setting.table.of_role("mixed"), self.setting)
+        if self.config.layout is None:
+            self.kinds = vllm_static(setting.cluster, table, setting.past)
+            return
+        kind = ReplicaKind(*self.config.layout)
+        known = [one for one in setting.table.kinds if one == kind]
+        layouts = uniform_layouts(setting.cluster, known)
+        if not layouts:
+            raise ValueError(
+                f"layout={list(self.config.layout)} does not fit; choose one of {_named(setting)}"
+            )
+        self.kinds = layouts[0]
 
     def act(self, observation: Any, state: DeploymentState) -> Action:
         """The layout at the first decision, nothing afterwards."""
         return self.evenly(self.kinds, state) if state.switch is None else None
+
+
+def _named(setting: DeploymentSetting) -> str:
+    return ", ".join(f"[{kind.tp}, {kind.pp}]" for kind in setting.table.of_role("mixed").kinds)
 
 
 @dataclass(frozen=True)

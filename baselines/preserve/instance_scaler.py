@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler, bounded
-from serving_gym.baselines.policy import Configured, Constants, tunable
+from serving_gym.baselines.policy import Configured, Constants, tunable, tunable_choice
 from serving_gym.baselines.preserve.look_ahead import EXTENSION_RATIO, anticipated_load
 from serving_gym.baselines.preserve.workload_predictor import (
     WorkloadPredictorConfig,
@@ -52,10 +52,10 @@ class PreServeScalingConfig(Constants):
     overload_usage: float = tunable(0.95, 0.7, 1.5)
     overload_share: float = tunable(0.1, 0.0, 1.0)
     scale_in_usage: float = tunable(0.3, 0.05, 0.7)
-    scale_in_floor: bool = True
+    scale_in_floor: bool = tunable_choice(True, False)
     scale_in_hold_s: float = 0.0
-    unprefilled_in_map: bool = True
-    answer_once: bool = False
+    unprefilled_in_map: bool = tunable_choice(True, False)
+    answer_once: bool = tunable_choice(False, True)
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "lookahead_iterations")

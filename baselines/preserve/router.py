@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.router import Router, lowest
-from serving_gym.baselines.policy import Action, Configured, Constants, tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, tunable, tunable_choice
 from serving_gym.baselines.preserve.look_ahead import EXTENSION_RATIO, Load, anticipated_load
 from serving_gym.calibration.fields import check_not_negative, check_positive, check_within
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
@@ -46,9 +46,9 @@ class PreServeConfig(Constants):
     decode_weight: float = tunable(1.0, 0.05, 20.0, log=True)
     overload_usage: float = tunable(0.95, 0.7, 1.5)
     overload_share: float = tunable(0.1, 0.0, 1.0)
-    overload_with_request: bool = True
-    unprefilled_in_map: bool = True
-    leave_out_overloaded: bool = True
+    overload_with_request: bool = tunable_choice(True, False)
+    unprefilled_in_map: bool = tunable_choice(True, False)
+    leave_out_overloaded: bool = tunable_choice(True, False)
 
     def __post_init__(self) -> None:
         if self.lookahead_iterations < 1 or self.lookahead_iterations != int(self.lookahead_iterations):

@@ -19,10 +19,10 @@ from serving_gym.baselines.common.autoscaler import Autoscaler
 from serving_gym.baselines.common.forecasting.registry import make_forecaster
 from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster
 from serving_gym.baselines.policy import Configured
-from serving_gym.baselines.sageserve.autoscaling_config import SageServeScalingConfig
+from serving_gym.baselines.sageserve.autoscaling_config import ORACLE, SageServeScalingConfig
 from serving_gym.baselines.sageserve.capacity_plan import CapacityPlan, CapacityProblem, solve
 from serving_gym.baselines.sageserve.deferral import by_utilization, by_utilization_and_gap, immediate
-from serving_gym.baselines.sageserve.demand import buffer_tps, interactive_tps, present_tps
+from serving_gym.baselines.sageserve.demand import buffer_tps, coming_tps, interactive_tps, present_tps
 from serving_gym.baselines.sageserve.spot import Stock, bring_in, give_away
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
 from serving_gym.envs.interface.scaling import Endpoint, ScaleChange
@@ -56,6 +56,10 @@ class SageServePolicy(Autoscaler, Configured[SageServeScalingConfig]):
 
     name = "sageserve"
 
+    def __init__(self, config: SageServeScalingConfig | None = None) -> None:
+        super().__init__(config)
+        self.clairvoyant = self.config.forecaster == ORACLE
+
     def begin(self) -> None:
         """Forgets forecasters and plans."""
         self.plan: Plan | None = None
@@ -79,6 +83,11 @@ class SageServePolicy(Autoscaler, Configured[SageServeScalingConfig]):
                     yield from self._at_once(stock, endpoint)
                 continue
             acted_s = self._acted_s.get(endpoint.endpoint, -math.inf)
+            if fresh and self.config.scale_in == "immediate":
+                changes = tuple(self._surplus(endpoint))
+                yield from changes
+                if changes:
+                    continue
             if state.now_s - acted_s >= self.config.cooldown_s:
                 changes = tuple(self._deferred(state, stock, endpoint))
                 if changes:
@@ -93,9 +102,12 @@ class SageServePolicy(Autoscaler, Configured[SageServeScalingConfig]):
         demand = np.zeros((*shape, windows))
         present = np.zeros((*shape, len(spec.gpus)), np.int64)
         predicted: dict[Endpoint, FloatArray] = {}
-        for own in state.endpoints:
+        for number, own in enumerate(state.endpoints):
             at = spec.models.index(own.endpoint.model), spec.regions.index(own.endpoint.region)
-            predicted[own.endpoint] = self._predict(state.now_s, own, windows)
+            if self.clairvoyant:
+                predicted[own.endpoint] = coming_tps(state.coming[number], self.config.window_s, windows)
+            else:
+                predicted[own.endpoint] = self._predict(state.now_s, own, windows)
             demand[at] = predicted[own.endpoint] + buffer_tps(own, self.config.beta)
             present[at] = np.bincount(own.present["gpu"], minlength=len(spec.gpus))
         hours = spec.start_s / 3600.0
@@ -157,6 +169,13 @@ class SageServePolicy(Autoscaler, Configured[SageServeScalingConfig]):
                 yield from bring_in(self.spec, stock, own.endpoint, change, gpu)
             elif change < 0:
                 yield from give_away(own, -change, own.present[own.present["gpu"] == gpu])
+
+    def _surplus(self, own: EndpointState) -> Iterable[ScaleChange]:
+        """Takes away at once what the plan does not want."""
+        assert self.plan is not None
+        fewest = max(int(self.plan.planned[own.endpoint].sum()), self.spec.min_instances)
+        if len(own.present) > fewest:
+            yield from give_away(own, len(own.present) - fewest)
 
     def _deferred(self, state: AutoscalingState, stock: Stock, own: EndpointState) -> Iterable[ScaleChange]:
         assert self.plan is not None

@@ -12,6 +12,7 @@ import numpy as np
 
 from serving_gym.baselines.common.forecasting.series import FloatArray
 from serving_gym.envs.autoscaling.state import EndpointState
+from serving_gym.envs.interface.scaling import Traffic
 
 HOUR_S = 3600.0
 
@@ -24,6 +25,21 @@ def interactive_tps(endpoint: EndpointState, window_s: float) -> FloatArray:
         window_s: Length of a window, seconds.
     """
     return endpoint.history.rebinned("input_tokens", window_s) / window_s
+
+
+def coming_tps(coming: Traffic, window_s: float, windows: int) -> FloatArray:
+    """(windows,), expected prompt tokens/s of interactive requests to come; 0 after the last arrival.
+
+    Args:
+        coming: Expected traffic from now on.
+        window_s: Length of a window, seconds, a multiple of the bins'.
+        windows: How many.
+    """
+    each = round(window_s / coming.bin_s)
+    tokens = np.zeros(each * windows)
+    known = coming.rows["input_tokens"][: len(tokens)]
+    tokens[: len(known)] = known
+    return tokens.reshape(windows, each).sum(axis=1) / window_s
 
 
 def buffer_tps(endpoint: EndpointState, beta: float) -> float:

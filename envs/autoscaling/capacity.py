@@ -19,7 +19,9 @@ PATIENCE = 0.1  # largest TTFT limit, as a share of a trial's length; source: ou
 _STEPS = 7  # halvings: to within a hundredth of the bracket
 
 
-def measure_capacity(replica: ReplicaSpec, inputs: TokenArray, outputs: TokenArray, slo: SLO) -> float:
+def measure_capacity(
+    replica: ReplicaSpec, inputs: TokenArray, outputs: TokenArray, slo: SLO, probes: int = PROBES
+) -> float:
     """Highest load, prompt tokens/s, at which one instance attains the SLOs of 95 % of Poisson arrivals.
 
     A promise that is long beside the trial counts as a tenth of it: a minute's patience would forgive any load for some
@@ -30,19 +32,20 @@ def measure_capacity(replica: ReplicaSpec, inputs: TokenArray, outputs: TokenArr
         inputs: (N,) prompt lengths of requests as they come; none: the load is unknown, 0.
         outputs: (N,) their output lengths.
         slo: The SLO.
+        probes: Requests of a trial; the more, the less the figure depends on which were drawn.
     """
     inside = inputs < context_tokens(replica)
     inputs, outputs = inputs[inside], outputs[inside]
     if not len(inputs):
         return 0.0
-    rows = np.arange(PROBES) % len(inputs)
+    rows = np.arange(probes) % len(inputs)
     return _measured(replica, inputs[rows].tobytes(), outputs[rows].tobytes(), slo)
 
 
 @lru_cache(maxsize=256)
 def _measured(replica: ReplicaSpec, inputs: bytes, outputs: bytes, slo: SLO) -> float:
     input_tokens, output_tokens = np.frombuffer(inputs, np.int32), np.frombuffer(outputs, np.int32)
-    gaps = np.random.default_rng(0).standard_exponential(PROBES)
+    gaps = np.random.default_rng(0).standard_exponential(len(input_tokens))
     simulator = FleetSimulator(FleetSpec((GroupSpec(replica, 1),)), (slo,))
 
     def keeps(rate_rps: float) -> bool:

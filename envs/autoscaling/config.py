@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 
 from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.fleet import FleetConfig
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.interface.randomise import NO_GAUGES, RandomiseSpec
@@ -97,6 +99,8 @@ class AutoscalingConfig:
         keep_records: Whether to keep a record of each request, some 30 bytes per request.
         drain_limit_s: Time from the last arrival to truncation of the episode, seconds.
         split: Part of the workload that episodes are drawn from; None: the workload's own.
+        capacity_tps: By model, prompt tokens/s that an instance of it serves within its SLOs on any kind of machine,
+            as benchmarked elsewhere; others are measured by simulation (`envs.autoscaling.capacity`).
     """
 
     workload: WorkloadSpec
@@ -119,6 +123,7 @@ class AutoscalingConfig:
     keep_records: bool = True
     drain_limit_s: float = 3600.0
     split: str | None = None
+    capacity_tps: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.cluster, FleetConfig):
@@ -149,4 +154,9 @@ class AutoscalingConfig:
                 )
         check_not_negative(self, "min_instances")
         check_at_least(self, 1, "max_change")
+        models = {group.replica.model for group in self.cluster.groups}
+        for name, value in self.capacity_tps.items():
+            check_choice("key of capacity_tps", name, models)
+            if not 0 < value < math.inf:
+                raise ValueError(f"capacity_tps.{name} must be positive and finite, got {value}")
         self.randomise.check_possible(gauge_age_s=NO_GAUGES, prediction=self.prediction.why_exact)

@@ -86,6 +86,7 @@ class AutoscalingEnv(SteppedEnv[AutoscalingConfig, AutoscalingState]):
     """
 
     core: AutoscalingEpisode
+    has_clock = True
     config_class = AutoscalingConfig
     episode_class = AutoscalingEpisode
     make_spaces = staticmethod(make_spaces)

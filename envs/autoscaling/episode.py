@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -38,11 +38,27 @@ _DRAIN_STEP_S = 10.0  # how often one looks whether all requests have ended
 _SAMPLE_SEED = 0
 
 
+@dataclass(frozen=True, eq=False)
+class Closing:
+    """A fleet at the end of the arrivals, before what is left is served.
+
+    Attributes:
+        instance_hours: As `AutoscalingEpisode.instance_hours`, until then.
+        niw_queued: (P,) non-interactive requests that the queue manager still holds.
+        niw_queued_tokens: (P,) their tokens, prompt and predicted answer.
+    """
+
+    instance_hours: dict[str, FloatArray]
+    niw_queued: NDArray[np.int64]
+    niw_queued_tokens: NDArray[np.int64]
+
+
 class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
     """Runs episodes of one configuration.
 
     Attributes:
         spec: What policies know before an episode.
+        closing: The fleet at the end of the arrivals; None before it.
 
     Args:
         config: What the environment is made of.
@@ -52,6 +68,7 @@ class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
     """
 
     simulator: AutoscalingSimulator
+    closing: Closing | None = None
 
     def __init__(self, config: AutoscalingConfig) -> None:
         super().__init__(config)
@@ -77,7 +94,12 @@ class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
             cell = models.index(group.replica.model), int(layout.kind_of[place])
             if not start_s[cell]:
                 start_s[cell] = self.simulator.machines.start_s(group.replica)
-                capacity_tps[cell] = measure_capacity(group.replica, *lengths[cell[0]], self.strictest)
+                given_tps = config.capacity_tps.get(group.replica.model)
+                capacity_tps[cell] = (
+                    measure_capacity(group.replica, *lengths[cell[0]], self.strictest)
+                    if given_tps is None
+                    else given_tps
+                )
         return AutoscalingSpec(
             endpoints=tuple(Endpoint(*endpoint) for endpoint in fleet.endpoints),
             gpus=layout.names,
@@ -155,6 +177,7 @@ class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
         self.reader.begin(self.simulator, self.stream, config)
         self._start()
         self._machines_usd = np.zeros(3)
+        self.closing = None
         self._look()
 
     @property
@@ -182,6 +205,7 @@ class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
         truncated, backlog_usd = False, 0.0
         if simulator.now_ps >= to_ps(self.decides_until_s):
             backlog_usd = self._backlog_usd()
+            self.closing = self._closing()
             truncated = not self._drain()
             self.done = True
         interval = self.meter.measure(
@@ -255,6 +279,14 @@ class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
         """Charge of the reward for queued requests if the episode ended now; 0 after its end."""
         objective = self.config.objective
         return 0.0 if self.done else -objective.scale * objective.backlog_usd * self._backlog_usd()
+
+    def _closing(self) -> Closing:
+        """What there is when the last request has arrived."""
+        gate = self.simulator.gate
+        assert gate is not None
+        return Closing(
+            self.instance_hours, gate.lines["count"].astype(np.int64), gate.lines["tokens"].astype(np.int64)
+        )
 
     def _backlog_usd(self) -> float:
         """Price of the machine time of queued requests, at the benchmarked capacity."""

@@ -32,12 +32,16 @@ class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
         renderer_class: Draws episodes.
         commands: Classes of the commands that `step` takes besides actions of the action space and None.
         core: The episode; on live servers, a simulated episode of the same configuration.
+        has_clock: Whether time alone brings decisions, so that a policy may be asked at a period of its own.
+        period_s: Time between decisions that `ask_every` has set, seconds; None: the configuration's.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
     make_spaces: ClassVar[Any]
     renderer_class: ClassVar[type[BaseRenderer[Any]]]
     commands: ClassVar[tuple[type, ...]] = ()
+    has_clock: ClassVar[bool] = False
+    period_s: float | None = None
     core: Any
 
     def _set_up(self, core: Any, render_mode: str | None) -> None:
@@ -76,7 +80,24 @@ class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
     def policy_spec(self) -> PolicySpec:
         """Setting that a policy may read before an episode."""
         spec: PolicySpec = self.core.policy_spec
-        return spec
+        return spec.asked_every(self.period_s)
+
+    def ask_every(self, period_s: float | None) -> None:
+        """Lets decisions come at a policy's own period, from the next step on; the objective stays as it is.
+
+        Args:
+            period_s: Time between decisions, seconds; None: the configuration's.
+
+        Raises:
+            ValueError: Not positive, or decisions come with requests here and not with time.
+        """
+        if period_s is not None and not period_s > 0:
+            raise ValueError(f"period_s must be positive, got {period_s}")
+        if period_s is not None and not self.has_clock:
+            raise ValueError(
+                f"this policy is asked every {period_s:g} s; decisions of {type(self).__name__} do not follow a clock"
+            )
+        self.period_s = period_s
 
     @property
     def gpu_seconds(self) -> float:
@@ -233,7 +254,9 @@ class SteppedEnv(SimulatedEnv[Config, State]):
         self.core.reset(seed, split)
 
     def _advance(self, action: Any) -> Outcome:
-        outcome: Outcome = self.core.step(action)
+        outcome: Outcome = (
+            self.core.step(action) if self.period_s is None else self.core.step(action, self.period_s)
+        )
         return outcome
 
     def _observe(self) -> Observation:

@@ -71,6 +71,8 @@ class DeploymentConfig:
         types: "kmeans" (input and output length) or "classes" (of the workload).
         num_types: Workload types of k-means. Source: OServe, Table 1.
         profiling: How capacities are computed: "measured", "mixed" or "closed_form" (`envs.deployment.profiling`).
+        profiling_precision: Half of the 95 % interval of a measured capacity, share of it, at which profiling ends;
+            policies may profile longer. Source: ours.
         past_requests: Requests of the training split from which types and capacities are estimated. Source: ours.
         past_spans: Most spans of the training split whose counts are known. Source: ours; OServe trains on 50 or more.
         forecast_spans: Spans whose mean is the environment's own forecast. Source: ours; more spans lag behind a drift.
@@ -94,6 +96,7 @@ class DeploymentConfig:
     types: str = BY_KMEANS
     num_types: int = 4
     profiling: str = "mixed"
+    profiling_precision: float = 0.03
     past_requests: int = 12_000
     past_spans: int = 120
     forecast_spans: int = 1
@@ -107,7 +110,7 @@ class DeploymentConfig:
             raise ValueError("deployment needs a cluster of machines: choose a cluster with num_machines")
         check_choice("types", self.types, (BY_KMEANS, BY_CLASS))
         check_choice("profiling", self.profiling, METHODS)
-        check_positive(self, "span_s", "drain_limit_s")
+        check_positive(self, "span_s", "drain_limit_s", "profiling_precision")
         for name, least in (
             ("num_types", 1),
             ("past_requests", 100),

@@ -1,10 +1,11 @@
 """One-time profiling (Appendix D): how many requests of each type a replica of each kind sustains in a span.
 
 Three ways to the same number. `measured_rps` saturates one replica of the simulator with requests of the type and
-counts what it finishes, which is what profiling an engine means; it takes milliseconds. `closed_form_rps` works it out
-from the iteration times alone, as Appendix D composes it: prefill by arithmetic (tokens), decoding by one latency a
-batch, pipeline stages by what is sent between them. It knows no preemption, so that it says too much where the KV pool
-is what limits the batch, and the more so the longer the answers are.
+counts what it finishes, which is what profiling an engine means. One run of a few hundred requests is off by 1 to 14 %,
+more than deployments differ by, so runs are repeated until the 95 % interval of the rate is within `PRECISION`.
+`closed_form_rps` works it out from the iteration times alone, as Appendix D composes it: prefill by arithmetic,
+decoding by one latency a batch, pipeline stages by what is sent between them. It knows no preemption, so that it says
+too much where the KV pool is what limits the batch, and the more so the longer the answers are.
 
 `mixed_rps` corrects what is measured of each type alone for the company that types keep on a replica. C3 adds up shares
 of a span, as if a request cost the same whatever runs beside it. On pipelines it costs 10 to 20 % more, as stages that
@@ -21,13 +22,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
+from scipy.stats import t as student_t
 
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.slo import SLO
@@ -43,7 +46,12 @@ FloatArray = NDArray[np.float64]
 SPAN_S = 60.0  # section 3: "the next time span (in our case, one minute)"
 # Requests of a saturation run: so many times what runs at once, and at least so many; the rate is that of the middle
 # half of what finishes. Source: ours.
-TURNOVERS, FEWEST_REQUESTS = 10, 100
+TURNOVERS, FEWEST_REQUESTS = 10, 400
+# Half of the 95 % interval of a rate, share of it, at which no further run is made: two capacities then differ by 2 %
+# at least if one is to be preferred. Source: ours; the gains that a deployment is to bring (`min_gain`) begin at 2 %.
+PRECISION = 0.01
+FEWEST_RUNS, MOST_RUNS = 3, 128  # source: ours
+STRATA = 20  # of lengths, each of which a block of as many requests has one of; source: ours
 METHODS = ("measured", "mixed", "closed_form")
 MIXED_REQUESTS = 2000  # drawn for a mix; source: ours
 LEAST_COST, MOST_COST = 0.5, 2.0  # of a request in company over alone; source: ours
@@ -138,6 +146,8 @@ def profile_capacities(
     span_s: float = SPAN_S,
     method: str = "measured",
     seed: int = 0,
+    scheduling: Mapping[str, Any] | None = None,
+    precision: float = PRECISION,
 ) -> CapacityTable:
     """Profiles every kind with every type, once.
 
@@ -149,16 +159,21 @@ def profile_capacities(
         span_s: Length of a span, s.
         method: "measured", "mixed" or "closed_form".
         seed: Of the lengths that are drawn.
+        scheduling: Fields of `FleetSpec` that say how the engines schedule, as `DeploymentSpec.scheduling` has them.
+        precision: Half of the 95 % interval of a measured rate, share of it, below which no further run is made.
 
     Raises:
-        ValueError: The method is unknown, the span is not positive, or no kind holds the model.
+        ValueError: The method is unknown, the span or the precision is not positive, or no kind holds the model.
     """
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not allowed; choose one of {', '.join(METHODS)}")
     if not span_s > 0:
         raise ValueError(f"span_s must be positive, got {span_s}")
+    if not precision > 0:
+        raise ValueError(f"precision must be positive, got {precision}")
+    run = SaturationRuns(scheduling or {}, precision, seed)
     fitting = [kind for kind in kinds if kv_tokens(replica_spec(kind, engine)) > 0]
-    rates = [_rates(replica_spec(kind, engine), types, method, seed) for kind in fitting]
+    rates = [_rates(replica_spec(kind, engine), types, method, run) for kind in fitting]
     able = [row for row, of in enumerate(rates) if any(of)]
     if not able:
         raise ValueError(f"{engine.model} fits none of {', '.join(map(str, kinds))} on {engine.gpu}")
@@ -172,10 +187,13 @@ def profile(
     types: Sequence[WorkloadType],
     span_s: float,
     method: str,
+    scheduling: Mapping[str, Any] | None = None,
+    precision: float = PRECISION,
 ) -> CapacityTable:
     """`profile_capacities`, kept: the same is profiled once."""
     lengths = tuple((of.input_tokens.tobytes(), of.output_tokens.tobytes()) for of in types)
-    return _profiled(engine, kinds, lengths, span_s, method)
+    words = tuple(sorted((scheduling or {}).items()))
+    return _profiled(engine, kinds, lengths, span_s, method, words, precision)
 
 
 @lru_cache(maxsize=32)
@@ -185,18 +203,24 @@ def _profiled(
     lengths: tuple[tuple[bytes, bytes], ...],
     span_s: float,
     method: str,
+    scheduling: tuple[tuple[str, Any], ...],
+    precision: float,
 ) -> CapacityTable:
     types = [WorkloadType(np.frombuffer(i, np.int64), np.frombuffer(o, np.int64)) for i, o in lengths]
-    return profile_capacities(engine, kinds, types, span_s, method)
+    return profile_capacities(
+        engine, kinds, types, span_s, method, scheduling=dict(scheduling), precision=precision
+    )
 
 
-def _rates(replica: ReplicaSpec, types: Sequence[WorkloadType], method: str, seed: int) -> list[float]:
+def _rates(
+    replica: ReplicaSpec, types: Sequence[WorkloadType], method: str, run: SaturationRuns
+) -> list[float]:
     """(J,), requests of each type a second."""
     if method == "closed_form":
         return [closed_form_rps(replica, kind_type) for kind_type in types]
     if method == "mixed":
-        return mixed_rps(replica, types, seed).tolist()
-    return [measured_rps(replica, kind_type, seed) for kind_type in types]
+        return mixed_rps(replica, types, run).tolist()
+    return [measured_rps(replica, kind_type, run) for kind_type in types]
 
 
 def batch_of(replica: ReplicaSpec, kind_type: WorkloadType) -> float:
@@ -208,7 +232,22 @@ def batch_of(replica: ReplicaSpec, kind_type: WorkloadType) -> float:
 # -- by running it -----------------------------------------------------------------------------------------------------
 
 
-def measured_rps(replica: ReplicaSpec, kind_type: WorkloadType, seed: int = 0) -> float:
+@dataclass(frozen=True)
+class SaturationRuns:
+    """How a replica is saturated.
+
+    Attributes:
+        scheduling: Fields of `FleetSpec` that say how engines schedule.
+        precision: Half of the 95 % interval of a rate, share of it, below which no further run is made.
+        seed: Of the draws.
+    """
+
+    scheduling: Mapping[str, Any] = field(default_factory=dict)
+    precision: float = PRECISION
+    seed: int = 0
+
+
+def measured_rps(replica: ReplicaSpec, kind_type: WorkloadType, run: SaturationRuns | None = None) -> float:
     """Requests of a type that a saturated replica finishes, 1/s; 0 where it cannot hold them.
 
     A prefill worker ends a request with its first token. A decode worker is fed by as many prefill workers as keep it
@@ -217,23 +256,65 @@ def measured_rps(replica: ReplicaSpec, kind_type: WorkloadType, seed: int = 0) -
     Args:
         replica: What runs.
         kind_type: Lengths; as many as needed are drawn from them.
-        seed: Of the draw.
+        run: How; None: the defaults.
     """
+    return rate_of(replica, kind_type, run)[0]
+
+
+def rate_of(
+    replica: ReplicaSpec, kind_type: WorkloadType, run: SaturationRuns | None = None
+) -> tuple[float, float]:
+    """`measured_rps`, and half of its 95 % interval as a share of it (at most `MOST_RUNS` runs are made)."""
+    run = run or SaturationRuns()
     if not kv_tokens(replica):
-        return 0.0
+        return 0.0, 0.0
+    rng = stream(run.seed, "oserve", "profiling")
+    groups, outputs = _saturated(replica, kind_type, run)
     wanted = max(FEWEST_REQUESTS, math.ceil(TURNOVERS * batch_of(replica, kind_type)))
-    drawn = stream(seed, "oserve", "profiling").integers(0, len(kind_type.input_tokens), wanted)
-    inputs = kind_type.input_tokens[drawn].astype(np.int32)
-    outputs = kind_type.output_tokens[drawn].astype(np.int32)
+    seconds: list[float] = []
+    while True:
+        drawn = _stratified(kind_type, wanted, rng)
+        rate = _one_run(FleetSpec(groups, **run.scheduling), kind_type.input_tokens[drawn], outputs[drawn])
+        if not rate:
+            return 0.0, 0.0
+        seconds.append(1.0 / rate)
+        if len(seconds) >= FEWEST_RUNS:
+            mean = float(np.mean(seconds))
+            error = float(student_t.ppf(0.975, len(seconds) - 1) * np.std(seconds, ddof=1))
+            half = error / math.sqrt(len(seconds)) / mean
+            if half <= run.precision or len(seconds) == MOST_RUNS:
+                return 1.0 / mean, half
+
+
+def _saturated(
+    replica: ReplicaSpec, kind_type: WorkloadType, run: SaturationRuns
+) -> tuple[tuple[GroupSpec, ...], NDArray[np.int64]]:
+    """The replica with those that feed it, and the answers that it writes."""
     if replica.role == "prefill":
-        outputs, replica = np.ones_like(outputs), replace(replica, role="mixed")
-    groups: tuple[GroupSpec, ...] = (GroupSpec(replica, 1),)
+        return (GroupSpec(replace(replica, role="mixed"), 1),), np.ones_like(kind_type.output_tokens)
     if replica.role == "decode":
         feeding = replace(replica, role="prefill")
-        share = closed_form_rps(replica, kind_type) / measured_rps(feeding, kind_type, seed)
-        groups = (GroupSpec(feeding, math.ceil(2 * share) + 1), *groups)
-    simulator = FleetSimulator(FleetSpec(groups), _NO_PROMISE)
-    simulator.reset(Workload(np.zeros(wanted), inputs, outputs))
+        share = closed_form_rps(replica, kind_type) / measured_rps(
+            feeding, kind_type, replace(run, precision=1.0)
+        )
+        fed = (GroupSpec(feeding, math.ceil(2 * share) + 1), GroupSpec(replica, 1))
+        return fed, kind_type.output_tokens
+    return (GroupSpec(replica, 1),), kind_type.output_tokens
+
+
+def _stratified(kind_type: WorkloadType, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """(count,), requests drawn so that each block of `STRATA` has one of every stratum of lengths, in random order."""
+    order = np.argsort(kind_type.input_tokens + kind_type.output_tokens, kind="stable")
+    blocks = math.ceil(count / STRATA)
+    strata = rng.permuted(np.tile(np.arange(STRATA), (blocks, 1)), axis=1).ravel()
+    places = (strata + rng.random(len(strata))) / STRATA * len(order)
+    return order[places.astype(np.int64)][:count]
+
+
+def _one_run(fleet: FleetSpec, inputs: NDArray[np.int64], outputs: NDArray[np.int64]) -> float:
+    """Rate at which requests that all arrive at once are finished, 1/s."""
+    simulator = FleetSimulator(fleet, _NO_PROMISE)
+    simulator.reset(Workload(np.zeros(len(inputs)), inputs.astype(np.int32), outputs.astype(np.int32)))
     simulator.run_to_completion()
     finish_s = simulator.results().finish_s
     return _middle_rate(np.sort(finish_s[np.isfinite(finish_s)]))
@@ -251,7 +332,9 @@ def _middle_rate(finish_s: FloatArray) -> float:
     return float((last - first) / (finish_s[last] - finish_s[first]))
 
 
-def mixed_rps(replica: ReplicaSpec, types: Sequence[WorkloadType], seed: int = 0) -> FloatArray:
+def mixed_rps(
+    replica: ReplicaSpec, types: Sequence[WorkloadType], run: SaturationRuns | None = None
+) -> FloatArray:
     """(J,), `measured_rps` of each type, corrected for what it costs beside others, 1/s.
 
     A prefill or a decode worker has its requests one like the other, and nothing is corrected.
@@ -259,9 +342,10 @@ def mixed_rps(replica: ReplicaSpec, types: Sequence[WorkloadType], seed: int = 0
     Args:
         replica: What runs.
         types: Workload types.
-        seed: Of the draws.
+        run: How replicas are saturated; None: the defaults.
     """
-    alone = np.array([measured_rps(replica, kind_type, seed) for kind_type in types])
+    run = run or SaturationRuns()
+    alone = np.array([measured_rps(replica, kind_type, run) for kind_type in types])
     able = np.flatnonzero(alone).tolist()
     if replica.role != "mixed" or len(able) < 2:
         return alone
@@ -272,8 +356,8 @@ def mixed_rps(replica: ReplicaSpec, types: Sequence[WorkloadType], seed: int = 0
             served[row, group[0]] = alone[group[0]]
             continue
         shares = alone[list(group)] / alone[list(group)].sum()
-        mix = _mix_of([types[j] for j in group], shares, stream(seed, "oserve", "mixed profiling"))
-        served[row, list(group)] = measured_rps(replica, mix, seed) * shares
+        mix = _mix_of([types[j] for j in group], shares, stream(run.seed, "oserve", "mixed profiling"))
+        served[row, list(group)] = measured_rps(replica, mix, run) * shares
     shares_of_time = served[:, able] / alone[able]
     cost = lsq_linear(shares_of_time, np.ones(len(groups)), (LEAST_COST, MOST_COST)).x
     corrected = alone.copy()

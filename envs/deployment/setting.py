@@ -86,7 +86,15 @@ def make_setting(
     """
     lengths = typing.lengths()
     longest = context_tokens(config.cluster.replica)
-    table = profile(config.cluster.replica, kinds, lengths, config.span_s, config.profiling)
+    table = profile(
+        config.cluster.replica,
+        kinds,
+        lengths,
+        config.span_s,
+        config.profiling,
+        config.cluster.scheduling,
+        config.profiling_precision,
+    )
     return DeploymentSetting(
         cluster=config.cluster.cluster,
         model=config.cluster.model,
@@ -97,6 +105,7 @@ def make_setting(
         ),
         types=lengths,
         replica=config.cluster.replica,
+        scheduling=config.cluster.scheduling,
         longest_tokens=min(typing.longest_tokens, longest),
         longest_prompt_tokens=min(typing.longest_prompt_tokens, longest - 1),
     )

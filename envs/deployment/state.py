@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.envs.deployment.division import PREFILL, Divisions
-from serving_gym.envs.deployment.profiling import CapacityTable, WorkloadType, profile
+from serving_gym.envs.deployment.profiling import PRECISION, CapacityTable, WorkloadType, profile
 from serving_gym.envs.deployment.strategies import PlanEvaluator
 from serving_gym.envs.interface.fleet import ReplicaSpec
 from serving_gym.envs.machines.cluster import Cluster, Deployment, ReplicaKind, replica_spec
@@ -50,6 +51,7 @@ class DeploymentSetting:
         past: (T, J), requests of each type in the spans of a training episode.
         types: (J,), lengths that were observed of each type, for a policy that profiles in its own way.
         replica: What is profiled, on one GPU; None: nothing but the table is known.
+        scheduling: How engines schedule, fields of `FleetSpec`.
         longest_tokens: Longest request, prompt and declared answer, within `max_model_len`; 0: not known. Replicas that
             could not hold it would have it refused.
         longest_prompt_tokens: Longest prompt, which is what prefill workers are to hold; 0: not known.
@@ -64,6 +66,7 @@ class DeploymentSetting:
     past: FloatArray
     types: tuple[WorkloadType, ...] = ()
     replica: ReplicaSpec | None = None
+    scheduling: Mapping[str, Any] = field(default_factory=dict)
     longest_tokens: int = 0
     longest_prompt_tokens: int = 0
 
@@ -102,18 +105,20 @@ class DeploymentSetting:
             return None
         return Divisions(self.cluster, self.table, demand, self.holds)
 
-    def profiled(self, method: str) -> CapacityTable:
-        """Capacities worked out in another way than the environment's own.
+    def profiled(self, method: str, precision: float = PRECISION) -> CapacityTable:
+        """Capacities of replicas that both prefill and decode, worked out in another way than the environment's own.
 
         Args:
             method: As in `envs.deployment.profiling`.
+            precision: Half of the 95 % interval of a measured capacity, share of it.
 
         Raises:
             ValueError: the method is unknown, or only the table is known.
         """
         if self.replica is None:
             raise ValueError("capacities cannot be profiled anew: the setting holds their table alone")
-        return profile(self.replica, self.table.kinds, self.types, self.table.span_s, method)
+        kinds = self._mixed.kinds
+        return profile(self.replica, kinds, self.types, self.table.span_s, method, self.scheduling, precision)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class DPTPEnv(SteppedEnv[DPTPConfig, ClusterState]):
     """
 
     core: DPTPEpisode
+    has_clock = True
     config_class = DPTPConfig
     episode_class = DPTPEpisode
     make_spaces = staticmethod(make_spaces)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.nominal import NominalEngines
@@ -20,6 +20,7 @@ class Setting(Protocol):
     decision: ClassVar[str]
 
 
+_INTERVAL = "decision_interval_s"
 SettingT = TypeVar("SettingT", bound=Setting)
 
 
@@ -83,6 +84,19 @@ class PolicySpec:
         if not isinstance(self.setting, kind):
             raise ValueError(f"this policy decides {kind.decision}; here another decision is taken")
         return self.setting
+
+    def asked_every(self, period_s: float | None) -> Self:
+        """The same setting for a policy that is asked at a period of its own.
+
+        Args:
+            period_s: Time between its decisions, seconds; None: the environment's.
+        """
+        if period_s is None:
+            return self
+        setting: Any = self.setting
+        if is_dataclass(setting) and _INTERVAL in {item.name for item in fields(setting)}:
+            setting = replace(setting, **{_INTERVAL: period_s})  # type: ignore[type-var]
+        return replace(self, decision_interval_s=period_s, setting=setting)
 
     @property
     def num_base(self) -> int:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.calibration.lookup import check_choice
+
 
 class Endpoint(NamedTuple):
     """A model in a region."""
@@ -162,6 +164,7 @@ class Release:
 ScalingAction = tuple[ScaleChange | Release, ...]
 
 
+RELEASES = ("signal", "completion")
 PAPERS_LEVEL = 1  # of the default release levels: SageServe's
 
 
@@ -214,6 +217,9 @@ class QueueSpec:
         region_threshold_ratio: Utilisation under which a region is preferred for interactive requests. Source:
             section 6.1, 70 %.
         hold: Whether there is a queue manager; without it these requests are routed like interactive ones.
+        release: When an endpoint with room pulls requests: "signal", once a signal, or "completion", once for every
+            request that its instances have completed since the last signal, and at least once. Source: section 6.1 says
+            "periodically"; the authors' public simulator looks at the queue when a request completes.
     """
 
     classes: tuple[str, ...] = ("niw", "batch")
@@ -225,8 +231,10 @@ class QueueSpec:
     aged_s: float = 10 * 3600.0
     region_threshold_ratio: float = 0.7
     hold: bool = True
+    release: str = "signal"
 
     def __post_init__(self) -> None:
+        check_choice("queue.release", self.release, RELEASES)
         if not self.levels:
             raise ValueError("queue.levels must have at least one release level")
         if not 0 <= self.level < len(self.levels):

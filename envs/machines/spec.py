@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from serving_gym.calibration.engines import NEWEST_ENGINE
 from serving_gym.calibration.fields import check_at_least, check_not_negative
@@ -16,6 +17,17 @@ from serving_gym.envs.machines.kv_migration import CHUNK_BYTES, DRAIN_BELOW_TOKE
 # model takes "around 10 seconds for any case", of which the bytes take less than one on 400 GB/s of NVLink.
 REINIT_S = 9.0
 DRAIN_LIMIT_S = 10.0  # source: ours
+_SCHEDULING = (
+    "order",
+    "dpa_expired_s",
+    "dpa_urgent_s",
+    "chunked_prefill",
+    "reserve_full_prompt",
+    "long_prefill_token_threshold",
+    "scheduler",
+    "preemption",
+    "swap_gib",
+)
 
 
 @dataclass(frozen=True)
@@ -139,6 +151,11 @@ class DeploymentSpec:
             block_size=self.block_size,
             memory_utilization=self.memory_utilization,
         )
+
+    @property
+    def scheduling(self) -> dict[str, Any]:
+        """How its engines schedule, as fields of `FleetSpec`: what a replica is profiled with."""
+        return {name: getattr(self, name) for name in _SCHEDULING}
 
     @property
     def kinds(self) -> tuple[ReplicaKind, ...]:

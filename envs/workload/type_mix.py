@@ -57,6 +57,8 @@ class TypeMix(AzureLengths):
         code_share: share of requests from which types are cut with the lengths of Azure's coding service.
         long_answer_factor: factor on the answers of the types with long ones. Those of Azure's services of 2023 end at
             1000 to 2000 tokens, those of the paper's traces (section 5.1) at 5000. Source: ours.
+        longest_tokens: longest request, prompt and answer, tokens: longer ones are left out before types are cut, and
+            no answer is declared longer; none: all are kept. For a model whose context is shorter than the requests.
         random_start: whether an episode begins anywhere in the sequence of mixes, else with the first.
         num_requests: default length of an episode, requests.
     """
@@ -70,6 +72,7 @@ class TypeMix(AzureLengths):
     mix_noise: float = 0.1
     code_share: float = 0.313
     long_answer_factor: float = 1.0
+    longest_tokens: int | None = None
     random_start: bool = True
     num_requests: int = 4000
 
@@ -93,6 +96,7 @@ class TypeMix(AzureLengths):
         if not all(0 < rate < np.inf for rate in self.rates):
             raise ValueError(f"rates must be positive numbers, got {list(self.rates)}")
         check_at_least(self, 1, "num_requests")
+        check_at_least(self, 64, "longest_tokens")
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -117,10 +121,15 @@ class TypeMix(AzureLengths):
             arrival_s=arrival_s,
             input_tokens=input_tokens,
             output_tokens=output_tokens,
-            max_output_tokens=np.full(num_requests, self.max_output_tokens, np.int32),
+            max_output_tokens=self._declared(input_tokens),
             name=self.name,
             provenance="generated; OServe, Table 1, lengths from generators fitted to Azure's traces of 2023",
         )
+
+    def _declared(self, input_tokens: TokenArray) -> TokenArray:
+        """(n,), longest answer that each request may have, tokens."""
+        most = np.full(len(input_tokens), self.max_output_tokens, np.int32)
+        return most if self.longest_tokens is None else np.minimum(most, self.longest_tokens - input_tokens)
 
     def labelled_arrivals(self, num_requests: int, rng: np.random.Generator) -> tuple[FloatArray, TokenArray]:
         """When requests arrive, seconds, and the type of each, row of `TYPE_NAMES`; (num_requests,) both."""
@@ -180,7 +189,7 @@ class TypeMix(AzureLengths):
 
     def _lengths(self, labels: TokenArray, rng: np.random.Generator) -> tuple[TokenArray, TokenArray]:
         """Prompt and output lengths of requests of given types, (n,) tokens each."""
-        pools = length_pools(self.code_share, self.long_answer_factor)
+        pools = length_pools(self.code_share, self.long_answer_factor, self.longest_tokens)
         place = rng.random(len(labels))
         inputs, outputs = np.empty(len(labels), np.int32), np.empty(len(labels), np.int32)
         for j, (prompts, answers) in enumerate(pools):
@@ -190,15 +199,16 @@ class TypeMix(AzureLengths):
         return inputs, outputs
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def length_pools(
-    code_share: float, long_answer_factor: float = 1.0
+    code_share: float, long_answer_factor: float = 1.0, longest_tokens: int | None = None
 ) -> Sequence[tuple[TokenArray, TokenArray]]:
     """Lengths of each type, in the order of `TYPE_NAMES`: quadrants about the medians of input and output.
 
     Args:
         code_share: share of requests of Azure's coding service.
         long_answer_factor: factor on the answers of the types with long ones.
+        longest_tokens: of prompt and answer together, beyond which a request is left out; none: all are kept.
     """
     rng = stream(0, "type_mix", "pool")
     parts = [
@@ -206,7 +216,11 @@ def length_pools(
         for name, share in zip(AZURE_LENGTHS, (code_share, 1 - code_share), strict=True)
     ]
     inputs, outputs = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    longer = np.rint(outputs * long_answer_factor).astype(outputs.dtype)
+    outputs = np.where(outputs > np.median(outputs), longer, outputs)
+    if longest_tokens is not None:
+        fits = inputs + outputs <= longest_tokens
+        inputs, outputs = inputs[fits], outputs[fits]
     long_in, long_out = inputs > np.median(inputs), outputs > np.median(outputs)
-    outputs = np.where(long_out, np.rint(outputs * long_answer_factor), outputs).astype(outputs.dtype)
     quadrants = ((~long_in) & long_out, long_in & long_out, (~long_in) & ~long_out, long_in & ~long_out)
     return tuple((inputs[rows], outputs[rows]) for rows in quadrants)

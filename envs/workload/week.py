@@ -68,6 +68,8 @@ class WeekTraffic(AzureLengths):
         requests_per_week: mean number of requests of all tiers in a week.
         iw_to_niw: interactive requests for each that is not. Source of the default: SageServe, section 7.2.7, 3:1 in
             November 2024.
+        priorities: of iw_f, iw_n and niw in engines that serve by priority, the lower first. Source: SageServe, section
+            6.1 has (0, 0, 1): one priority for both interactive tiers; a priority each is ours.
         fast_share: share of the interactive requests that are of the fast tier. Source: as in `tiers.py`.
         models: load of each model; the name "" is any model of the cluster.
         regions: what comes from each region; one named "" is wherever the cluster is.
@@ -84,6 +86,7 @@ class WeekTraffic(AzureLengths):
     requests_per_week: float = 10e6
     iw_to_niw: float = 3.0
     fast_share: float = 0.40 / 0.72
+    priorities: tuple[int, ...] = (0, 1, 2)
     models: Mapping[str, ModelLoad] = field(default_factory=lambda: {"": ModelLoad()})
     regions: Mapping[str, RegionLoad] = field(default_factory=lambda: {"": RegionLoad()})
     niw_profile: str = "m365_non_interactive"
@@ -113,6 +116,11 @@ class WeekTraffic(AzureLengths):
             if model.regions:
                 check_shares(f"models.{key}.regions", model.regions)
         load_profile(self.niw_profile)
+        object.__setattr__(self, "priorities", tuple(self.priorities))
+        if len(self.priorities) != len(TIERS) or min(self.priorities, default=-1) < 0:
+            raise ValueError(
+                f"priorities must be three that are not negative ({', '.join(TIERS)}), got {list(self.priorities)}"
+            )
         check_positive(self, "requests_per_week", "burst_factor", "burst_s", finite=True)
         check_not_negative(self, "iw_to_niw", "noise", "bursts_per_day", finite=True)
         check_within(self, "[0, 1]", "fast_share")
@@ -158,7 +166,7 @@ class WeekTraffic(AzureLengths):
             seed=child(seed, "requests"),
             clock_s=start_h * 3600.0,
             classes=TIERS,
-            priorities=tuple(range(len(TIERS))),
+            priorities=self.priorities,
             models=tuple(self.models),
             regions=tuple(self.regions),
             rates_rps=tiers,

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.baselines.policy import period_of
 from serving_gym.envs.interface.metrics import RequestRecords, summarise
 from serving_gym.runners.comparison.references import class_slowdowns, engines_of
 
@@ -112,6 +113,7 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
     """
     called = policy.name if name is None else name
     core: Any = env.unwrapped
+    core.ask_every(period_of(policy))
     if hasattr(core, "rehearse"):  # on live servers, which run in real time
         core.rehearse(policy, seed)
     observation, _ = env.reset(seed=seed)

@@ -20,7 +20,7 @@ import numpy as np
 from serving_gym.baselines.files import load_file
 from serving_gym.baselines.fit import check_fits
 from serving_gym.baselines.outside import make_outside
-from serving_gym.baselines.policy import Policy
+from serving_gym.baselines.policy import Policy, period_of
 from serving_gym.runners.rollouts.rollout import run_episode
 from serving_gym.runners.scoring.blocks import ScoringBlock
 
@@ -103,6 +103,7 @@ class _Limited:
     def __init__(self, policy: Policy, limit_s: float) -> None:
         self._policy, self._limit_s = policy, limit_s
         self.name, self.clairvoyant = policy.name, policy.clairvoyant
+        self.period_s = period_of(policy)
 
     def reset(self, spec: Any, seed: int) -> None:
         with _limited(self._limit_s):

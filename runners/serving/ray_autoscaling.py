@@ -12,10 +12,11 @@
     )
 
 `words` are those of `runners.evaluate`: the policy and its setting, of one endpoint. A replica of the deployment is an
-instance. Ray calls several times a second; the policy decides every `env.decision_interval_s`, and its last decision
-holds in between, within the deployment's own limits. Ray chooses the replica to remove. Ray reports the number of
-requests in flight and waiting. Replicas may report more (`record_autoscaling_stats`), under the names in `GAUGES` and
-`COUNTERS`; without these, KV usage is estimated from the batch, and forecasting policies have no traffic history.
+instance. Ray calls several times a second; the policy decides at its own period or every `env.decision_interval_s`, and
+its last decision holds in between, within the deployment's own limits. Ray chooses the replica to remove. Ray reports
+the number of requests in flight and waiting. Replicas may report more (`record_autoscaling_stats`), under the names in
+`GAUGES` and `COUNTERS`; without these, KV usage is estimated from the batch, and forecasting policies have no traffic
+history.
 
 Tested with Ray 2.60; the interface is Ray's alpha.
 """
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.baselines.policy import period_of
 from serving_gym.envs.autoscaling.env import AutoscalingEnv
 from serving_gym.envs.autoscaling.observation import StateEncoder
 from serving_gym.envs.autoscaling.state import (
@@ -129,7 +131,9 @@ class PolicyAutoscaler:
         self._capacity = int(told.engines.kv_capacity_tokens[0])
         self._encoder = StateEncoder(self.config, self.spec, told.engines)
         self.policy = load_policy(config.policy)
-        self.policy.reset(told, 0)
+        period_s = period_of(self.policy)
+        self._period_s = self.config.decision_interval_s if period_s is None else period_s
+        self.policy.reset(told.asked_every(period_s), 0)
         self._begun_s: float | None = None
         self._meter, self._target, self._decided_s = Meter(), 0, -np.inf
         self._since_s: dict[Any, float] = {}  # time at which each replica was first observed
@@ -141,7 +145,7 @@ class PolicyAutoscaler:
             self._begun_s, self._target = wall_s, ctx.target_num_replicas
         now_s, metrics = max(wall_s - self._begun_s, 0.0), ctx.aggregated_metrics or {}
         self._meter.note(now_s, ctx.total_num_requests, len(ctx.running_replicas), metrics)
-        due = now_s - self._decided_s >= self.config.decision_interval_s
+        due = now_s - self._decided_s >= self._period_s
         if due and now_s >= self.config.history_bin_s:
             self._decided_s = now_s
             state = self.state(ctx, now_s, metrics)

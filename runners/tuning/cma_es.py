@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import cma
 import numpy as np
@@ -13,15 +14,15 @@ from serving_gym.baselines.policy import Tunable
 from serving_gym.baselines.ranges import from_unit, to_unit
 
 
-def to_params(tunables: Mapping[str, Tunable], places: NDArray[np.float64]) -> dict[str, float]:
+def to_params(tunables: Mapping[str, Tunable], places: NDArray[np.float64]) -> dict[str, Any]:
     """Values by name from places in the unit cube, in the order of `tunables`."""
     return {name: from_unit(tunables[name], float(p)) for name, p in zip(tunables, places, strict=False)}
 
 
 def search(
-    score: Callable[[Mapping[str, float]], float],
+    score: Callable[[Mapping[str, Any]], float],
     tunables: Mapping[str, Tunable],
-    start: Mapping[str, float],
+    start: Mapping[str, Any],
     evaluations: int,
     sigma: float,
     seed: int,

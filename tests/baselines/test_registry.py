@@ -95,11 +95,11 @@ def test_mistakes_are_named(name, params, message):
 
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_tunables_are_constants_within_their_range(name):
-    for constant, (low, high, log) in policy_tunables(name).items():
+    for constant, (low, high, log, values) in policy_tunables(name).items():
         default = getattr(make_policy(name).config, constant)
-        assert low <= default <= high
+        assert default in values if values else low <= default <= high
         assert low > 0 or not log
-        for value in (low, high):
+        for value in values or (low, high):
             make_policy(name, **{constant: value})
 
 

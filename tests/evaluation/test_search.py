@@ -45,3 +45,22 @@ def test_the_search_repeats_and_leaves_the_global_generator_alone() -> None:
     assert _best(RANGES, seed=1) != _best(RANGES, seed=2)
     assert np.array_equal(state, np.random.get_state()[1])  # noqa: NPY002
     assert math.isfinite(_best(RANGES, seed=1)[0]["share"])
+
+
+def test_words_are_searched_as_equal_shares_of_a_range():
+    tunable = Tunable(0.0, 3.0, values=("text", "code", None))
+    assert [from_unit(tunable, place) for place in (0.0, 0.32, 0.34, 0.99, 1.0)] == [
+        "text", "text", "code", None, None,
+    ]  # fmt: skip
+    assert all(from_unit(tunable, to_unit(tunable, value)) == value for value in tunable.values)
+    scores = {"text": 0.0, "code": 2.0, None: 1.0}
+    seen = []
+    search(
+        lambda params: seen.append(params["rule"]) or scores[params["rule"]],
+        {"rule": tunable},
+        {"rule": "text"},
+        30,
+        0.3,
+        0,
+    )
+    assert "code" in seen[-5:]

@@ -15,6 +15,8 @@ from serving_gym.runners import reproduce
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reproduction.oserve import episodes, examples, forecasting, searching, switching
+from serving_gym.runners.reproduction.oserve.choices import OServeChoices
+from serving_gym.runners.reproduction.oserve.study import pools, study_of
 
 KEYS = [
     "paper", "claim", "section", "paper_value", "ours", "ours_low", "ours_high", "unit", "kind", "ratio", "holds",
@@ -110,12 +112,29 @@ def test_contenders_serve_the_same_requests_and_are_run_once(monkeypatch: pytest
     config = ReproduceConfig(out="unused", paper="oserve", quick=True, requests=2000)
     system, trace = episodes.System("llama-30b", 1), episodes.Trace(("S1", "S5"), gradual=True)
     static, llumnix = (episodes.figures(config, system, trace, name) for name in ("static", "llumnix"))
-    assert episodes.workload_of(config, system, trace).num_requests == 500
+    assert episodes.workload_of(study_of(config), system, trace).num_requests == 500
     assert 0 < llumnix.p99_s < 2 * static.p99_s
     assert static.switches == 0
     assert static.rps == pytest.approx(llumnix.rps, rel=0.1)
+    assert static.p90_s <= static.p95_s <= static.p99_s
+    assert len(static.span_p99_s) == episodes.NUM_SPANS
+    study = study_of(config)
+    every = [
+        episodes.with_layout(study, system, trace, layout).p99_s
+        for layout in episodes.candidates(study, system, trace)
+    ]
+    assert static.p99_s == min(every)
     monkeypatch.setattr(episodes, "run_episode", None)
     assert episodes.figures(config, system, trace, "static") is static
+
+
+def test_no_request_exceeds_the_context_unless_asked():
+    """OPT's context is 2048 tokens; Azure's prompts reach 13,990."""
+    kept, extended = (pools(OServeChoices(context=context), "opt-66b") for context in ("model", "extended"))
+    assert max((of.input_tokens + of.output_tokens).max() for of in kept) <= 2048
+    assert max(of.input_tokens.max() for of in extended) > 2048
+    short = pools(OServeChoices(context="extended", long_answers=1.0), "opt-66b")
+    assert extended[0].output_tokens.max() == 4 * short[0].output_tokens.max()
 
 
 def test_what_was_deployed_is_told_once_each():

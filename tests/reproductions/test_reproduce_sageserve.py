@@ -12,11 +12,11 @@ from serving_gym.runners import reproduce
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reproduction.sageserve import tiers
+from serving_gym.runners.reproduction.sageserve.choices import SageServeChoices
 from serving_gym.runners.reproduction.sageserve.study import (
     DPA,
     EDF,
     FCFS,
-    IW_N_SLA_S,
     LLAMA_2,
     MODELS,
     PF,
@@ -24,6 +24,7 @@ from serving_gym.runners.reproduction.sageserve.study import (
     Study,
 )
 
+SLA_S = SageServeChoices().iw_n_sla_s
 KEYS = [
     "paper", "claim", "section", "paper_value", "ours", "ours_low", "ours_high", "unit", "kind", "ratio", "holds",
     "verdict", "note", "sensitivity",
@@ -56,19 +57,19 @@ def test_ratios_of_nothing():
 def test_iw_n_sla_is_where_the_text_puts_it():
     """A quarter of IW-N violates it under FCFS, whose upper quartile is therefore the SLA."""
     assert tiers.TEXT[FCFS].iw_n == 0.25
-    assert tiers.TEXT[FCFS].iw_n_s == IW_N_SLA_S
+    assert tiers.TEXT[FCFS].iw_n_s == SLA_S
 
 
 @pytest.mark.full
 def test_the_load_makes_fcfs_violate_as_often_as_in_the_paper(study):
-    row = tiers.measure(study.run(LLAMA_2, FCFS), IW_N_SLA_S)
+    row = tiers.measure(study.run(LLAMA_2, FCFS), SLA_S)
     assert row.iw_f == pytest.approx(tiers.TEXT[FCFS].iw_f, abs=0.03)
     assert row.iw_f_s == pytest.approx(row.iw_n_s, rel=0.1)  # FCFS does not tell tiers apart
 
 
 @pytest.mark.full
 def test_every_other_scheduler_favours_the_stricter_tier_and_pf_does_it_most(study):
-    rows = {name: tiers.measure(study.run(LLAMA_2, name), IW_N_SLA_S) for name in (FCFS, EDF, PF, DPA)}
+    rows = {name: tiers.measure(study.run(LLAMA_2, name), SLA_S) for name in (FCFS, EDF, PF, DPA)}
     iw_f, iw_n = ({name: getattr(row, key) for name, row in rows.items()} for key in ("iw_f", "iw_n"))
     assert iw_f[FCFS] > iw_f[EDF] > iw_f[DPA] > iw_f[PF]
     assert iw_n[PF] == max(iw_n.values()) > iw_n[FCFS] == min(iw_n.values())

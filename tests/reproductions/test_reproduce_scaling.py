@@ -81,7 +81,7 @@ def test_claims_say_what_was_saved():
     for policy in sageserve.HOURS:
         instance_h, starting_h = hours.get(policy, (80.0, 0.5))
         study._known[policy, sageserve.PEAK_DAY] = Outcome(
-            instance_h, starting_h, records([0.0], [1.0], [1]), 0.1
+            instance_h, starting_h, records([0.0, 0.0], [1.0, 1.0], [1, 1], [0, 1]), 0.1
         )
     found = {claim.claim: claim for claim in sageserve.peak_day(study)}
     saved = found["Llama-2, peak day, LT-UA: instance-hours saved against Reactive"]
@@ -90,7 +90,8 @@ def test_claims_say_what_was_saved():
     waste = found["Llama-2, peak day: start-up time that LT-UA saves against Reactive"]
     assert (waste.ours, waste.holds) == (pytest.approx(0.8), True)
     assert found["Llama-2, peak day: Chiron's instance-hours over Reactive's"].ours == pytest.approx(3.0)
-    assert len(found) == len(sageserve.HOURS) + 3 + 1 + 2 + 1
+    assert found["Llama-2, peak day, LT-UA: P95 TTFT of IW-F over its SLA of 1 s"].holds
+    assert len(found) == len(sageserve.HOURS) * 7 + 6 + 1 + 2 + 1
 
 
 def test_siloed_requests_do_not_wait_in_the_queue_manager():

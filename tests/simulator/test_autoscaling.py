@@ -205,6 +205,24 @@ def test_below_half_two_below_sixty_percent_one_above_none(tokens, each):
     assert simulator.gate.lines["count"][0] == 4 - each
 
 
+def test_released_at_completions_as_many_leave_as_were_completed_since_the_last_signal():
+    """Three requests end between the signals at 1 s and 2 s, in other calls than the signal: six of ten leave."""
+    ending = [(1.1, 10, 20, 0)] * 3
+    requests = workload([*ending, *[(0.5, 10, 2, 1)] * 10, (0.0, 7_000, 3000, 0)])
+    left = {}
+    for release in ("signal", "completion"):
+        simulator = opened(requests, fleet(GroupSpec(REPLICA, 1)), queue=replace(QUEUE, release=release))
+        for now_s in (0.95, 1.05, 1.6, 1.95):
+            simulator.advance(now_s)
+        before = int(simulator.gate.lines["count"][0])
+        completed = len(simulator.results().finish_s) - int(np.isnan(simulator.results().finish_s).sum())
+        simulator.advance(2.05)
+        left[release] = before - int(simulator.gate.lines["count"][0])
+        assert completed >= 3
+    assert left["signal"] == 2
+    assert left["completion"] == min(before, 2 * completed)
+
+
 def test_other_levels_release_otherwise():
     levels = (ReleaseLevel(0.0, 0.0), ReleaseLevel(1.0, 1.0, 3))
     requests = workload([(0.5, 10, 2, 1)] * 9)

@@ -86,6 +86,11 @@ class CronPolicy(EndpointAutoscaler, Configured[CronConfig]):
 
     name = "cron"
 
+    @property
+    def period_s(self) -> float:
+        """Time between decisions."""
+        return self.config.poll_s
+
     def begin(self) -> None:
         """Forgets recommendations."""
         self._scalers: dict[Endpoint, CombinedHorizontal] = {}

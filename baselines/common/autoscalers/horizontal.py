@@ -49,6 +49,7 @@ class HorizontalConfig(Constants):
         out_period_s: Source: Kubernetes (15 s).
         in_percent: Most that go within `in_period_s`, percent. Source: Kubernetes (100).
         in_period_s: Source: Kubernetes (15 s).
+        in_pods: ... in number, where that allows more. Source: Kubernetes (no such policy, 0).
     """
 
     metric: str = "waiting"
@@ -63,6 +64,7 @@ class HorizontalConfig(Constants):
     out_period_s: float = 15.0
     in_percent: float = 100.0
     in_period_s: float = 15.0
+    in_pods: int = 0
 
     def __post_init__(self) -> None:
         check_choice("metric", self.metric, METRICS)
@@ -75,6 +77,7 @@ class HorizontalConfig(Constants):
             "out_percent",
             "out_pods",
             "in_percent",
+            "in_pods",
         )
 
     @property
@@ -149,6 +152,9 @@ def replicas_for_pods(values: NDArray[np.float64], missing: int, target: float, 
 class Behavior:
     """Stabilisation and policies of one scale target: what it recommended and did lately.
 
+    The first time the replicas that there are enter as a recommendation, so that nothing is taken away before a whole
+    window has passed (Kubernetes' `recordInitialRecommendation`).
+
     Attributes:
         config: Windows and policies.
     """
@@ -156,9 +162,13 @@ class Behavior:
     config: HorizontalConfig
     _recommended: list[tuple[float, int]] = field(default_factory=list)
     _changed: list[tuple[float, int]] = field(default_factory=list)
+    _began: bool = False
 
     def apply(self, now_s: float, present: int, recommended: int) -> int:
         """Replicas that a recommendation leads to now."""
+        if not self._began:
+            self._began = True
+            self._recommended.append((now_s, present))
         stable = self._stabilized(now_s, present, recommended)
         wanted = min(stable, self._ceiling(now_s, present)) if stable > present else stable
         wanted = max(wanted, self._floor(now_s, present)) if stable < present else wanted
@@ -187,7 +197,8 @@ class Behavior:
 
     def _floor(self, now_s: float, present: int) -> int:
         before = self._before(now_s, present, self.config.in_period_s)
-        return min(present, math.floor(before * (1 - self.config.in_percent / 100)))
+        by_percent = math.floor(before * (1 - self.config.in_percent / 100))
+        return min(present, before - self.config.in_pods, by_percent)
 
 
 class HorizontalPolicy(EndpointAutoscaler):
@@ -200,6 +211,7 @@ class HorizontalPolicy(EndpointAutoscaler):
     def __init__(self, config: HorizontalConfig | None = None) -> None:
         self.config = config or HorizontalConfig()
         self.name = f"hpa_{self.config.metric}"
+        self.period_s = self.config.sync_s
 
     def begin(self) -> None:
         """Forgets recommendations and changes."""

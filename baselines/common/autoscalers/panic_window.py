@@ -29,6 +29,7 @@ class PanicWindowConfig(Constants):
         panic_threshold: Wanted over ready replicas from which there is panic. Source: Knative (200 %).
         max_out_rate: Most times the ready replicas that may be wanted. Source: Knative (1000).
         max_in_rate: The ready replicas may at most be divided by this at once. Source: Knative (2).
+        tick_s: Between two decisions. Source: Knative (`tick-interval`, 2 s).
     """
 
     concurrency: float = tunable(64.0, 1.0, 512.0, log=True)
@@ -38,9 +39,10 @@ class PanicWindowConfig(Constants):
     panic_threshold: float = tunable(2.0, 1.1, 10.0, log=True)
     max_out_rate: float = 1000.0
     max_in_rate: float = tunable(2.0, 1.1, 10.0, log=True)
+    tick_s: float = 2.0
 
     def __post_init__(self) -> None:
-        check_positive(self, "concurrency")
+        check_positive(self, "concurrency", "tick_s")
         check_within(self, "(0, 1]", "utilization")
         if not 0 < self.panic_s <= self.stable_s:
             raise ValueError(f"panic_s must lie between 0 and stable_s ({self.stable_s}), got {self.panic_s}")
@@ -96,6 +98,11 @@ class PanicWindowPolicy(EndpointAutoscaler, Configured[PanicWindowConfig]):
     """The KPA, by the mean number of requests inside (waiting ones included) that the gateway counted."""
 
     name = "kpa"
+
+    @property
+    def period_s(self) -> float:
+        """Time between decisions."""
+        return self.config.tick_s
 
     def begin(self) -> None:
         """There is no panic."""

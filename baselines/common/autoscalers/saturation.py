@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import Autoscaler, to_count, victims
 from serving_gym.baselines.policy import Configured, Constants, tunable
-from serving_gym.calibration.fields import check_within
+from serving_gym.calibration.fields import check_positive, check_within
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
 from serving_gym.envs.interface.scaling import Endpoint, Operation, ScaleChange
 
@@ -32,15 +32,18 @@ class SaturationConfig(Constants):
         queue_threshold: Waiting requests from which it is.
         kv_spare: Mean spare KV usage that is to be left.
         queue_spare: Mean spare queue that is to be left.
+        interval_s: Between two decisions, seconds (`GLOBAL_OPT_INTERVAL`).
     """
 
     kv_threshold: float = tunable(0.80, 0.5, 0.98)
     queue_threshold: float = 5.0
     kv_spare: float = tunable(0.10, 0.0, 0.45)
     queue_spare: float = 3.0
+    interval_s: float = 60.0
 
     def __post_init__(self) -> None:
         check_within(self, "(0, 1]", "kv_threshold")
+        check_positive(self, "interval_s")
         if not 0 <= self.kv_spare < self.kv_threshold:
             raise ValueError(f"kv_spare must lie between 0 and kv_threshold, got {self.kv_spare}")
         if not 0 <= self.queue_spare < self.queue_threshold:
@@ -93,6 +96,11 @@ class SaturationPolicy(Autoscaler, Configured[SaturationConfig]):
     """The rule, for every endpoint over its variants."""
 
     name = "llm_d_saturation"
+
+    @property
+    def period_s(self) -> float:
+        """Time between decisions."""
+        return self.config.interval_s
 
     def begin(self) -> None:
         """No variant has a target."""

@@ -218,6 +218,11 @@ class ThroughputPlannerPolicy(EndpointAutoscaler):
             self.profiles = {model: profile_of(engines, model) for model in dict.fromkeys(engines.models)}
         super().reset(spec, seed)
 
+    @property
+    def period_s(self) -> float:
+        """Time between decisions."""
+        return self.config.interval_s
+
     def begin(self) -> None:
         """Forgets forecasters.
 

@@ -36,7 +36,7 @@ class ArimaConfig:
         filter_points: Most recent values from which a forecast starts. Source: ours.
     """
 
-    max_p: int = 2
+    max_p: int = 3
     max_d: int = 1
     max_q: int = 2
     season: int = 0

@@ -1,4 +1,4 @@
-"""llm-d's endpoint picker with the scorers of its baseline guide."""
+"""llm-d's endpoint picker with its default since August 2026: token-aware, sticky until saturated."""
 
 from __future__ import annotations
 
@@ -8,73 +8,54 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.router import Router
-from serving_gym.baselines.common.routers.least_kv import kv_usage
-from serving_gym.baselines.common.routers.prefix_index import BlockIndex
-from serving_gym.baselines.policy import Action, Configured, Tunable
-from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.baselines.common.routers.llm_d_legacy import block_index, prefix_blocks
+from serving_gym.baselines.common.routers.max_score import MaxScorePicker
+from serving_gym.baselines.common.routers.uncached_load import UncachedLoad
+from serving_gym.baselines.policy import Action, Configured, Constants, tunable
+from serving_gym.calibration.fields import check_not_negative, check_positive, check_within
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
-
-MAX_PREFIX_TOKENS = 131_072  # of a prompt that are looked up
-
-
-def block_index(engines: NominalEngines) -> BlockIndex:
-    """An empty index with as many blocks for each engine as its KV cache has (llm-d's `autoTune`)."""
-    return BlockIndex(engines.kv_capacity_tokens // engines.block_size)
-
-
-def prefix_blocks(request: RoutedRequest) -> list[int]:
-    """Ids of a prompt's blocks that are looked up."""
-    blocks: list[int] = request.hash_ids[: MAX_PREFIX_TOKENS // request.hash_block_tokens].tolist()
-    return blocks
 
 
 @dataclass(frozen=True)
-class LLMDConfig:
-    """Constants of `LLMDPolicy`: the weights of llm-d's guide "optimized-baseline".
+class LLMDConfig(Constants):
+    """Constants of `LLMDPolicy`.
 
     Attributes:
-        prefix_weight: Of the share of the prompt that the engine is thought to hold.
-        queue_weight: Of the engine's queue, 1 for the shortest and 0 for the longest.
-        kv_weight: Of the share of its KV cache that is free.
-        no_hit_lru_weight: Of how long ago it was last given a prompt that nobody held.
+        affinity: Share of the prompt that an engine must hold to be preferred to those that hold less. Source:
+            `prefix-cache-affinity-filter`, `affinityThreshold` (0.80).
+        saturation_tokens: By how many tokens in flight the lightest of the preferred may exceed the lightest of the
+            others, before all count; 0: it may always. llm-d writes it as a penalty on TTFT, `maxTTFTPenaltyMs`, times
+            `peakPrefillThroughput`: 14 s x 20,480 tokens/s in the guide "optimized-baseline" of August 2026, 18 s x
+            15,928 tokens/s (286,704) in the filter's defaults.
+        queue_tokens: Load from which engines are equal. Source: `token-load-scorer`, `queueThresholdTokens` (4 Mi).
+        explore_probability: Of leaving the preference out. Source: `explorationProbability` (0).
     """
 
-    prefix_weight: float = 3.0
-    queue_weight: float = 2.0
-    kv_weight: float = 2.0
-    no_hit_lru_weight: float = 2.0
+    affinity: float = tunable(0.8, 0.0, 1.0)
+    saturation_tokens: float = tunable(286_720.0, 500.0, 1e6, log=True)
+    queue_tokens: float = 4_194_304.0
+    explore_probability: float = tunable(0.0, 0.0, 0.2)
 
     def __post_init__(self) -> None:
-        for name, weight in vars(self).items():
-            if not weight >= 0:
-                raise ValueError(f"{name} must not be negative, got {weight}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {name: Tunable(0.0, 10.0) for name in vars(LLMDConfig())}
+        check_within(self, "[0, 1]", "affinity", "explore_probability")
+        check_not_negative(self, "saturation_tokens")
+        check_positive(self, "queue_tokens")
 
 
 class LLMDPolicy(Router, Configured[LLMDConfig]):
-    """The highest weighted sum of four scores, each from 0 to 1.
+    """The fewest uncached tokens, among the engines that hold the prompt until they are saturated.
 
-    llm-d-router of 2026, `pkg/epp/framework/plugins/scheduling`:
+    llm-d-router of autumn 2026 with the guide "optimized-baseline" (`prefix-cache-affinity-filter`, then
+    `token-load-scorer`, then `max-score-picker`; llm-d.ai, "Sticky Until Saturated: Token-Aware Routing in llm-d",
+    August 2026):
 
-    * prefix: blocks of the prompt in the engine's part of an index of past prompts, over the prompt's blocks; the index
-      (`approx-prefix-cache-producer`) is a list of least recently used blocks for each engine, as long as its KV cache
-      has blocks;
-    * queue: (longest - own) / (longest - shortest) by the gauge of waiting requests, over those that can take the
-      request; 1 where all are equal;
-    * KV utilisation: 1 - the gauge of KV usage;
-    * no-hit LRU: 0.5 for all where somebody holds a block. Else 1 - rank / (number that can take the request - 1), at
-      least 0, where those that never had such a request come first, in their order, and the others behind them by when
-      they last had one, counted among all engines.
+    1. Engines whose part of the index of past prompts has at least `affinity` of this one's blocks, if there are any
+       and unless the lightest of them has over `saturation_tokens` more in flight than the lightest of the others.
+    2. Load is what is in flight there (uncached prompt tokens of requests without a first token, see `UncachedLoad`)
+       and this request's prompt times (1 - hit); the score is 1 - load / `queue_tokens`, at least 0.
+    3. The highest score, equals in turns.
 
-    Of equal sums a counter picks in turns (`max-score-picker`): it goes up at each decision with ties, and back to 0
-    when it reaches their number.
-
-    Departures: blocks are the workload's ids of `hash_block_tokens` tokens (llm-d: at least 64 tokens); the index
-    learns of a request at once rather than shortly after; an engine that has been away keeps its part of it.
+    Departures: blocks are the workload's ids, and the index learns at once, as in `LLMDLegacyPolicy`.
     """
 
     name = "llm_d"
@@ -82,56 +63,37 @@ class LLMDPolicy(Router, Configured[LLMDConfig]):
     def begin(self) -> None:
         """Nothing has been sent anywhere."""
         self._index = block_index(self.engines)
-        self._given = np.zeros(len(self.engines), np.int64)  # tick of the last cold request; 0: never
-        self._tick = 0
-        self._turn = 0
+        self._load = UncachedLoad()
+        self._picker = MaxScorePicker()
 
     def choose(self, state: RoutingState, request: RoutedRequest) -> Action:
-        """The highest sum."""
-        able = np.flatnonzero(state.can_take)
+        """Filters, scores and picks."""
         blocks = prefix_blocks(request)
-        held = self._index.match(blocks)[able]
-        cold = not held.any()
-        config = self.config
-        score = config.prefix_weight * (held / max(len(blocks), 1))
-        score += config.queue_weight * queue_score(state.engines["num_waiting"][able])
-        score += config.kv_weight * np.clip(1.0 - kv_usage(state)[able], 0.0, 1.0)
-        score += config.no_hit_lru_weight * (self._lru_score(able) if cold else 0.5)
-        place = int(able[self._pick(score)])
+        held = self._index.match(blocks)
+        in_flight = self._load.of(state)
+        uncached = request.input_tokens - np.minimum(held * request.hash_block_tokens, request.input_tokens)
+        able = self._preferred(np.flatnonzero(state.can_take), held / max(len(blocks), 1), in_flight)
+        load = in_flight[able] + uncached[able]
+        place = int(able[self._picker.pick(1.0 - np.minimum(load / self.config.queue_tokens, 1.0))])
         self._index.insert(blocks, place)
-        if cold:
-            self._tick += 1
-            self._given[place] = self._tick
+        self._load.record(request, int(uncached[place]))
         return place
 
-    def _lru_score(self, able: NDArray[np.intp]) -> NDArray[np.float64]:
-        """The higher, the longer an engine has not had a cold request, (N,)."""
-        if len(able) == 1:
-            return np.ones(1)
-        given = self._given[able]
-        never = given == 0
-        used = np.sort(self._given[self._given > 0])
-        rank = np.where(never, np.cumsum(never) - 1, never.sum() + np.searchsorted(used, given))
-        return np.maximum(1.0 - rank / (len(able) - 1), 0.0)
-
-    def _pick(self, score: NDArray[np.float64]) -> int:
-        """The highest, ties in turns."""
-        best = np.flatnonzero(score == score.max())
-        if len(best) == 1:
-            return int(best[0])
-        pick = int(best[self._turn % len(best)])
-        self._turn = self._turn + 1 if self._turn + 1 < len(best) else 0
-        return pick
-
-
-def queue_score(waiting: NDArray[np.integer]) -> NDArray[np.float64]:
-    """1 for the shortest queue, 0 for the longest, linear between; 1 for all where they are equal.
-
-    Args:
-        waiting: (N,) requests that wait.
-    """
-    longest, shortest = waiting.max(), waiting.min()
-    if longest == shortest:
-        return np.ones(len(waiting))
-    score: NDArray[np.float64] = (longest - waiting) / (longest - shortest)
-    return score
+    def _preferred(
+        self, able: NDArray[np.intp], share: NDArray[np.float64], in_flight: NDArray[np.float64]
+    ) -> NDArray[np.intp]:
+        """Those that hold the prompt, unless they are saturated; else all."""
+        config = self.config
+        if len(able) == 1 or config.affinity <= 0:
+            return able
+        if config.explore_probability > 0 and self.rng.random() < config.explore_probability:
+            return able
+        sticks = share[able] >= config.affinity
+        sticky, others = able[sticks], able[~sticks]
+        if not len(sticky):
+            return able
+        if config.saturation_tokens > 0 and len(others):
+            excess = in_flight[sticky].min() - in_flight[others].min()
+            if excess > config.saturation_tokens:
+                return able
+        return sticky

@@ -1,185 +1,169 @@
-"""llm-d's routing by predicted latency and its distance from the SLO."""
+"""llm-d's routing by predicted latency, whose model is trained while requests are routed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from serving_gym.baselines.common.router import Router, in_flight_counts
-from serving_gym.baselines.common.routers.latency_model import LatencyModel
-from serving_gym.baselines.common.routers.llm_d import block_index, prefix_blocks
-from serving_gym.baselines.policy import Action, Configured, Constants, tunable
-from serving_gym.calibration.fields import check_not_negative, check_within
-from serving_gym.calibration.lookup import check_choice
+from serving_gym.baselines.common.router import in_flight_counts, in_flight_sum
+from serving_gym.baselines.common.routers.first_tokens import FirstTokens
+from serving_gym.baselines.common.routers.headroom import HeadroomConfig, HeadroomRouter
+from serving_gym.baselines.common.routers.learned_latency import FEATURES, LearnedLatency, Row
+from serving_gym.baselines.common.routers.least_kv import kv_usage
+from serving_gym.baselines.common.routers.llm_d_legacy import block_index, prefix_blocks
+from serving_gym.baselines.policy import Action, tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive
+from serving_gym.envs.interface.nominal import NominalEngines
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
-
-STRATEGIES = ("least", "most")
-_STEPS = 100  # scores are hundredths
-_EPSILON = 1e-9  # range below which values are equal
 
 
 @dataclass(frozen=True)
-class PredictedLatencyConfig(Constants):
-    """Constants of `PredictedLatencyPolicy`, llm-d's defaults.
+class PredictedLatencyConfig(HeadroomConfig):
+    """Constants of `PredictedLatencyPolicy`; the others are in `HeadroomConfig`.
 
     Attributes:
-        strict_affinity: Share of the prompt that an engine must hold to be preferred to all others, 0 to 1.
-        loose_affinity: The same among the engines of one tier.
-        max_ttft_penalty_s: Neither holds where it costs more than so many seconds of TTFT; 0: whatever it costs.
-        explore_probability: Of the tier that misses the SLO, where both have engines, 0 to 1.
-        ttft_weight: Of TTFT in the score.
-        tpot_weight: Of TPOT in the score.
-        strategy: least: the least headroom first, which keeps the others free; most: the most.
+        retrain_s: Between two models. Source: llm-d-latency-predictor's `deploy/dual-server-deployment.yaml`: trained
+            every second, and fetched by the servers that predict every 10 s.
+        fresh_share: Of the observations that are kept: so much must be new for a new model, which saves computing.
+            Source: ours.
+        min_samples: Observations from which there is a model. Source: ditto, `LATENCY_MIN_SAMPLES_FOR_RETRAIN` (100).
+        samples_each: Observations that a stratum keeps. Source: its training server,
+            `LATENCY_MAX_TRAINING_DATA_SIZE_PER_BUCKET` (500).
+        quantile: Of latency that is predicted; 0: the mean. Source: ditto, `LATENCY_QUANTILE_ALPHA` (0.9).
+        tpot_tokens: Tokens of an answer over which its TPOT is measured. Source: ours.
+        tell_kinds: Whether the model is told the kind of engine. llm-d's documentation assumes that all are alike;
+            its feature `pod_type` is there for roles, and is used for the kind here.
     """
 
-    strict_affinity: float = tunable(0.99, 0.0, 1.0)
-    loose_affinity: float = tunable(0.8, 0.0, 1.0)
-    max_ttft_penalty_s: float = tunable(18.0, 0.0, 60.0)
-    explore_probability: float = tunable(0.01, 0.0, 0.2)
-    ttft_weight: float = tunable(0.8, 0.0, 1.0)
-    tpot_weight: float = tunable(0.2, 0.0, 1.0)
-    strategy: str = "least"
+    retrain_s: float = 10.0
+    fresh_share: float = 0.2
+    min_samples: int = 100
+    samples_each: int = 500
+    quantile: float = tunable(0.9, 0.3, 0.98)
+    tpot_tokens: int = 20
+    tell_kinds: bool = True
 
     def __post_init__(self) -> None:
-        check_within(self, "[0, 1]", "strict_affinity", "loose_affinity", "explore_probability")
-        check_not_negative(self, "max_ttft_penalty_s", "ttft_weight", "tpot_weight")
-        check_choice("strategy", self.strategy, STRATEGIES)
+        super().__post_init__()
+        check_positive(self, "retrain_s")
+        check_not_negative(self, "fresh_share")
+        check_at_least(self, 1, "min_samples", "samples_each")
+        check_at_least(self, 2, "tpot_tokens")
+        if not 0 <= self.quantile < 1:
+            raise ValueError(f"quantile must lie in [0, 1), got {self.quantile}")
 
 
-class PredictedLatencyPolicy(Router, Configured[PredictedLatencyConfig]):
-    """Engines that would keep the SLO, by how little or how much they would have to spare.
+class PredictedLatencyPolicy(HeadroomRouter[PredictedLatencyConfig]):
+    """Engines that would keep the SLO by latencies that are learned from past requests.
 
-    llm-d-router of 2026, its profile "predicted-latency-slo", in this order:
+    llm-d-router of 2026 with `predicted-latency-producer` (`streamingMode: true`) and the sidecars of
+    llm-d-latency-predictor: for each engine that can take the request its state and the request's are features
+    (`FEATURES`), TTFT and TPOT are predicted by gradient-boosted trees, and filters, scorer and picker follow
+    (`HeadroomRouter`). What was observed of the requests trains the next models. Until there are any, a draw with the
+    scorer's fallback as weights: the mean of free KV cache, queue (1 for none, 0 for the longest) and share of the
+    prompt held, in hundredths; and no filters, which skip where there is no prediction.
 
-    1. `prefix-cache-affinity-filter`: engines that hold at least `strict_affinity` of the prompt, if there are any and
-       unless the best of them would take over `max_ttft_penalty_s` longer to the first token than the best of the rest;
-    2. `slo-headroom-tier-filter`: of those that would keep both promises and those that would miss one, the former;
-       with `explore_probability` the latter;
-    3. the filter of step 1 with `loose_affinity`;
-    4. `latency-scorer`: over those that keep both promises, or else the idle, or else those that miss TPOT only,
-       TTFT only, or both, the first group that has an engine: headroom |SLO - predicted| between the group's
-       smallest (0) and largest (1), weighted over TTFT and TPOT (one that is equal for all does not count), turned
-       round for `least` (always where a promise would be missed), in hundredths from 0.01 to 1; all others 0;
-    5. `weighted-random-picker`: a draw with the scores as weights.
-
-    Departures: latencies come from `LatencyModel` instead of a model trained on past requests, and the filters read
-    them (`ttftSource: latencyPredictor`) instead of in-flight tokens over one throughput; the promise of the first
-    token is the request's own deadline, so that the time it was held counts; nothing is refused
-    (`latency-slo-admitter`). Prompts are remembered as in `LLMDPolicy`.
+    Departures: LightGBM, which the training server offers too, for its default XGBoost; running requests are the
+    router's own count of those in flight, as in its version of autumn 2026; one model for all loads instead of one for
+    engines with and one for engines without a queue (`is_queued` is a feature); TPOT is the mean over an answer's first
+    tokens, once a request, with the features of its dispatch; training takes no time.
     """
 
     name = "predicted_latency"
+    config_class = PredictedLatencyConfig
 
     def begin(self) -> None:
-        """Nothing has been sent anywhere."""
+        """Nothing has been sent anywhere and nothing is learned."""
+        config = self.config
         self._index = block_index(self.engines)
-        self._model = LatencyModel(self.engines)
+        self._model = LearnedLatency(
+            config.retrain_s,
+            config.fresh_share,
+            config.min_samples,
+            config.samples_each,
+            config.quantile,
+            seed=0,
+        )
+        self._first_tokens: FirstTokens[Row] = FirstTokens()
+        self._decoding: dict[int, Row] = {}  # requests whose TPOT is still to be measured
+        self._kinds = kinds_of(self.engines) if config.tell_kinds else np.zeros(len(self.engines))
 
     def choose(self, state: RoutingState, request: RoutedRequest) -> Action:
-        """Filters, scores and draws."""
-        config = self.config
+        """Learns, predicts, filters, scores and draws."""
+        self._observe(state)
+        self._model.train(state.now_s)
         blocks = prefix_blocks(request)
         held = self._index.match(blocks)
-        cached = np.minimum(held * request.hash_block_tokens, request.input_tokens)
-        ttft_s, tpot_s = self._model.predict(state, request, cached)
-        spare_ttft = request.deadline_s - state.now_s - ttft_s
-        spare_tpot = self.spec.slos[request.class_id].tpot_s - tpot_s
-        # which promises would be missed, from light to severe: 0 none, 1 TPOT, 2 TTFT, 3 both
-        missed = 2 * (spare_ttft < 0) + (spare_tpot < 0)
         share = held / max(len(blocks), 1)
-
-        able = np.flatnonzero(state.can_take)
-        able = self._with_prefix(able, share, ttft_s, config.strict_affinity)
-        able = self._of_one_tier(able, missed)
-        able = self._with_prefix(able, share, ttft_s, config.loose_affinity)
-        able, keeps_slo = self._of_one_group(able, missed, state)
-        least_first = config.strategy == "least" or not keeps_slo
-        scores = _scores(
-            spare_ttft[able], spare_tpot[able], config.ttft_weight, config.tpot_weight, least_first
-        )
-        place = int(able[self._draw(scores)])
+        rows = self._rows(state, request, share)
+        if self._model.ready:
+            place = self.by_headroom(state, request, share, self._model.predict(rows))
+        else:
+            able = np.flatnonzero(state.can_take)
+            place = int(able[self.draw(_fallback(state, share)[able])])
         self._index.insert(blocks, place)
+        self._first_tokens.sent(request.index, place, state.now_s, rows[place])
         return place
 
-    def _with_prefix(
-        self,
-        able: NDArray[np.intp],
-        share: NDArray[np.float64],
-        ttft: NDArray[np.float64],
-        least_share: float,
-    ) -> NDArray[np.intp]:
-        """Those that hold the prompt, unless they are too slow."""
-        if len(able) == 1 or least_share <= 0:
-            return able
-        sticks = share[able] >= least_share
-        if not sticks.any():
-            return able
-        sticky, others = able[sticks], able[~sticks]
-        penalty_s = self.config.max_ttft_penalty_s
-        if penalty_s > 0 and len(others) and ttft[sticky].min() - ttft[others].min() > penalty_s:
-            return able
-        return sticky
+    def _rows(
+        self, state: RoutingState, request: RoutedRequest, share: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """(P, features)."""
+        flights, engines = state.in_flight, state.engines
+        rows = np.empty((len(engines), len(FEATURES)))
+        columns: dict[str, Any] = {
+            "kv_cache_percentage": kv_usage(state),
+            "input_token_length": request.input_tokens,
+            "num_request_waiting": engines["num_waiting"],
+            "num_request_running": in_flight_counts(state),
+            "is_queued": engines["num_waiting"] > 0,
+            "prefill_tokens_in_flight": in_flight_sum(
+                state, np.where(flights["first_token_s"] < 0, flights["input_tokens"], 0)
+            ),
+            "prefix_cache_score": share,
+            "effective_input_tokens": request.input_tokens * (1.0 - share),
+            "pod_type": self._kinds,
+        }
+        for i, name in enumerate(FEATURES):
+            rows[:, i] = columns[name]
+        return rows
 
-    def _of_one_tier(self, able: NDArray[np.intp], missed: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Those that keep both promises, or now and then those that do not."""
-        misses = missed[able] > 0
-        if not misses.any() or misses.all():
-            return able
-        keeps = ~misses
-        return able[~keeps] if self.rng.random() < self.config.explore_probability else able[keeps]
-
-    def _of_one_group(
-        self, able: NDArray[np.intp], missed: NDArray[np.int64], state: RoutingState
-    ) -> tuple[NDArray[np.intp], bool]:
-        """Those that are scored at all, and whether they keep both promises."""
-        severity = missed[able]
-        if not severity.any():
-            return able, True
-        least = severity.min()
-        if least == 0:
-            return able[severity == 0], True
-        idle = able[in_flight_counts(state)[able] == 0]
-        return (idle if len(idle) else able[severity == least]), False
-
-    def _draw(self, scores: NDArray[np.float64]) -> int:
-        """An engine, with probability in proportion to its score."""
-        bounds = np.cumsum(scores)
-        return int(np.searchsorted(bounds, self.rng.random() * bounds[-1], side="right"))
+    def _observe(self, state: RoutingState) -> None:
+        """Takes in what has come back since the last decision."""
+        for first in self._first_tokens.collect(state):
+            self._model.ttft.add(first.note, first.ttft_s)
+            self._decoding[first.index] = first.note
+        if not self._decoding:
+            return
+        flights = state.in_flight
+        long = flights[flights["generated_tokens"] >= self.config.tpot_tokens]
+        for row in long:
+            features = self._decoding.pop(int(row["index"]), None)
+            if features is not None:
+                # the token under way is not there yet: on average half of it has passed
+                tokens = float(row["generated_tokens"]) - 0.5
+                self._model.tpot.add(features, (state.now_s - float(row["first_token_s"])) / tokens)
+        for index in self._decoding.keys() - set(flights["index"].tolist()):
+            del self._decoding[index]
 
 
-@njit(cache=True)
-def _scores(
-    spare_ttft_s: NDArray[np.float64],
-    spare_tpot_s: NDArray[np.float64],
-    ttft_weight: float,
-    tpot_weight: float,
-    least_first: bool,
-) -> NDArray[np.float64]:
-    """Scores by headroom of a group of engines, (N,), 0.01 to 1."""
-    ttft_least, ttft_span = _range(spare_ttft_s)
-    tpot_least, tpot_span = _range(spare_tpot_s)
-    if ttft_span <= _EPSILON < tpot_span:
-        ttft_weight, tpot_weight = 0.0, 1.0
-    elif tpot_span <= _EPSILON < ttft_span or ttft_weight + tpot_weight <= 0:
-        ttft_weight, tpot_weight = 1.0, 0.0
-    total = ttft_weight + tpot_weight
-    scores = np.empty(len(spare_ttft_s))
-    for i in range(len(scores)):
-        ttft = (abs(spare_ttft_s[i]) - ttft_least) / ttft_span if ttft_span > _EPSILON else 0.5
-        tpot = (abs(spare_tpot_s[i]) - tpot_least) / tpot_span if tpot_span > _EPSILON else 0.5
-        spare = (ttft_weight * ttft + tpot_weight * tpot) / total
-        step = np.floor((1.0 - spare if least_first else spare) * _STEPS) + 1.0
-        scores[i] = min(step / _STEPS, 1.0)
-    return scores
+def kinds_of(engines: NominalEngines) -> NDArray[np.float64]:
+    """(P,) a number for each kind of engine: same model, GPU and number of them."""
+    kinds = list(zip(engines.models, engines.gpus, engines.num_gpus.tolist(), strict=True))
+    known = {kind: i for i, kind in enumerate(dict.fromkeys(kinds))}
+    return np.array([known[kind] for kind in kinds], np.float64)
 
 
-@njit(cache=True)
-def _range(values: NDArray[np.float64]) -> tuple[float, float]:
-    """The smallest of the values' magnitudes, and how much larger the largest is."""
-    least, most = np.inf, 0.0
-    for value in values:
-        least, most = min(least, abs(value)), max(most, abs(value))
-    return least, most - least
+def _fallback(state: RoutingState, share: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Scores without predictions, (P,), at least a hundredth.
+
+    llm-d draws uniformly where all scores are 0; the hundredth does so here.
+    """
+    waiting = state.engines["num_waiting"]
+    longest = waiting[state.can_take].max()
+    queue = (longest - waiting) / longest if longest > 0 else np.ones(len(waiting))
+    score = (np.clip(1.0 - kv_usage(state), 0.0, 1.0) + np.clip(queue, 0.0, 1.0) + share) / 3
+    return np.asarray(np.maximum(np.round(100 * score), 1.0) / 100)

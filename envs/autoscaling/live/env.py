@@ -66,6 +66,7 @@ class LiveAutoscalingEnv(DrivesServers, BaseEnv[AutoscalingConfig, AutoscalingSt
     make_spaces = staticmethod(make_spaces)
     renderer_class = Renderer
     commands = (NoDecision,)
+    has_clock = True
 
     def __init__(self, fleet: ScaledFleet, control_within_s: float, **config: Any) -> None:
         self._set_up(AutoscalingEpisode(AutoscalingConfig(**config)), None)
@@ -131,7 +132,8 @@ class LiveAutoscalingEnv(DrivesServers, BaseEnv[AutoscalingConfig, AutoscalingSt
         begun_s = self.state.now_s
         overrides = self._deadline.overrides(action, self.fleet.now_s)
         executed, refused = ([], "") if overrides else self._carry_out(action)
-        self.fleet.advance(min(begun_s + self.config.decision_interval_s, self._stream.duration_s))
+        span_s = self.config.decision_interval_s if self.period_s is None else self.period_s
+        self.fleet.advance(min(begun_s + span_s, self._stream.duration_s))
         truncated = False
         if self.fleet.now_s >= self._stream.duration_s:
             self.fleet.advance(self._stream.duration_s + self.config.drain_limit_s, lambda: self.fleet.idle)

@@ -30,6 +30,7 @@ from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.simulator.kernel.gateway import (
     Gate,
     advance_with_gate,
+    count_completions,
     dispatch_with_gate,
     fork_gate,
     new_gate,
@@ -183,6 +184,7 @@ class AutoscalingSimulator(FleetSimulator):
             aged_ps=to_ps(queue.aged_s),
             threshold=queue.region_threshold_ratio,
             holds=queue.hold,
+            by_completion=queue.release == "completion",
         )
 
     def _predict(self) -> None:
@@ -301,6 +303,9 @@ class AutoscalingSimulator(FleetSimulator):
 
     def _write_books(self) -> None:
         """Notes what requests have done since the last time."""
+        assert self.gate is not None
+        if self.gate.gate["by_completion"][0]:
+            count_completions(self.world, self.gate)
         log = self.drain_log()
         count = int(self.world.cluster["next_arrival"][0])
         book(

@@ -1,11 +1,12 @@
 """The gateway of a fleet in several regions: which region a request goes to, and what waits until there is room.
 
-As SageServe has it (sections 6.1 and 6.2). An interactive request goes to the first region, in its order of preference,
-whose effective memory utilisation is under a threshold, else to the least utilised; there to the instance with the
-fewest tokens left to process. One that is not interactive stands in the queue manager's line of its endpoint. At every
-signal each endpoint looks at its utilisation: below a threshold one request of its model is pulled to it, the oldest
-first, below a lower one two; the least utilised endpoint pulls first. Utilisation is what was read at the last signal.
-Requests to another region arrive there after the network latency.
+As SageServe has it (sections 6.1 and 6.2). An interactive request goes to the first region, in its order of
+preference, whose effective memory utilisation is under a threshold, else to the least utilised; there to the instance
+with the fewest tokens left to process. One that is not interactive stands in the queue manager's line of its
+endpoint. At every signal each endpoint looks at its utilisation: below a threshold one request of its model is pulled
+to it, the oldest first, below a lower one two (where asked, as often as its instances have completed requests since);
+the least utilised endpoint pulls first. Utilisation is what was read at the last signal. Requests to another region
+arrive there after the network latency.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from serving_gym.envs.simulator.kernel.sessions import (
 )
 from serving_gym.envs.simulator.kernel.state import (
     ACTIVE,
+    FINISHED,
     LIMITS,
     REACHED,
     TRANSIT,
@@ -63,7 +65,12 @@ GATE_DTYPE = np.dtype(
         ("overdue_ps", np.int64),  # age from which a request leaves the line without a signal
         ("aged_ps", np.int64),  # age from which it is as urgent as any
         ("threshold", np.float64),  # utilisation under which a region is taken by preference
+        ("logged", np.int64),  # entries of the log that have been counted in `completed`
         ("holds", np.int32),  # 1: there is a queue manager
+        (
+            "by_completion",
+            np.int32,
+        ),  # 1: a signal grants as often as requests have completed since the last one
         ("flush", np.int32),  # 1: whatever stands in line leaves it at the next signal
         (
             "first_on_way",
@@ -87,6 +94,7 @@ LINE_DTYPE = np.dtype(
         ("batch_use", np.float64),  # ... and of those that take the others; infinite where there is none
         ("tokens", np.int64),  # of those in line: prompts and predicted answers
         ("grant", np.int64),  # requests that its signal may still pull
+        ("completed", np.int64),  # requests that its instances have completed since the last signal
         ("count", np.int32),  # requests in line
         ("first", np.int32),  # the oldest; -1: none
         ("last", np.int32),
@@ -124,6 +132,7 @@ def new_gate(
     aged_ps: int,
     threshold: float,
     holds: bool,
+    by_completion: bool = False,
 ) -> Gate:
     """A gateway at time zero, its lines empty and its release thresholds zero.
 
@@ -138,6 +147,7 @@ def new_gate(
         aged_ps: Age from which it is as urgent as any.
         threshold: Utilisation under which a region is taken by preference.
         holds: Whether there is a queue manager.
+        by_completion: Whether a signal grants as often as requests have completed since the last one, at least once.
     """
     gate = rows_of(
         GATE_DTYPE,
@@ -146,7 +156,9 @@ def new_gate(
         overdue_ps=overdue_ps,
         aged_ps=aged_ps,
         threshold=threshold,
+        logged=0,
         holds=holds,
+        by_completion=by_completion,
         flush=0,
         first_on_way=-1,
         last_on_way=-1,
@@ -445,6 +457,24 @@ def _release_overdue(world: World, tables: Tables, gate: Gate) -> None:
 
 
 @compiled
+def _count_completions(world: World, gate: Gate) -> None:
+    """Counts the requests that have completed since the last count, by the endpoint that served them."""
+    board = gate.gate[0]
+    for row in range(board.logged, int64(world.cluster[0].log_length)):
+        left = world.log[row]
+        if left.outcome == FINISHED and left.engine >= 0:
+            gate.lines[_endpoint_at(world, int64(left.engine))].completed += 1
+    board.logged = int64(world.cluster[0].log_length)
+
+
+@entry
+def count_completions(world: World, gate: Gate) -> None:
+    """Counts what has completed before the log is emptied."""
+    _count_completions(world, gate)
+    gate.gate[0].logged = 0
+
+
+@compiled
 def _release(world: World, tables: Tables, gate: Gate) -> None:
     """Lets the least utilised endpoint pull what its signal grants it, then the next one."""
     for number in range(len(gate.lines)):
@@ -454,6 +484,9 @@ def _release(world: World, tables: Tables, gate: Gate) -> None:
             line.grant = 2 * line.batch
         elif line.batch_use < line.one_below:
             line.grant = line.batch
+        if gate.gate[0].by_completion == 1:
+            line.grant *= max(line.completed, int64(1))
+            line.completed = 0
     while True:
         chosen = int64(-1)
         for number in range(len(gate.lines)):
@@ -485,6 +518,8 @@ def _signal(world: World, tables: Tables, gate: Gate) -> None:
     gate.gate[0].next_signal_ps += gate.gate[0].signal_period_ps
     _read_use(world, tables, gate)
     if gate.gate[0].holds == 1:
+        if gate.gate[0].by_completion == 1:
+            _count_completions(world, gate)
         _release_overdue(world, tables, gate)
         _release(world, tables, gate)
 

@@ -5,9 +5,10 @@
     forecasting.py   sections 5.1 and 6.3: errors of forecasters
     switching.py     section 6.3: an ad hoc switch against a reload
     serving.py       section 6.3, Tables 1 and 2: speedup over vLLM (static)
-    systems.py       section 6.2, Figures 10 to 13: gains over both vLLM, by model and number of GPUs
+    systems.py       section 6.2, Figures 10 to 13: gains over both vLLM, by model and number of GPUs; 6.3: by predictor
     ablation.py      section 6.3, Figures 14 and 15: what each part of OServe brings
     appendices.py    G to J: deployments over time, Llumnix, Dynamo, TTFT and TBT, homogeneous workloads
+    choices.py       what the paper leaves open
     episodes.py      what the last four are made from
 
 The paper's two traces and its engine are not public; `study.py` says what stands for them.

@@ -17,7 +17,8 @@ from serving_gym.envs.deployment.strategies import Plan, PlanEvaluator
 from serving_gym.envs.workload.type_mix import TABLE_1
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, Rule, at_least, at_most, shown
-from serving_gym.runners.reproduction.oserve.study import capacities, cluster_of, make_claim
+from serving_gym.runners.reproduction.oserve.choices import OServeChoices
+from serving_gym.runners.reproduction.oserve.study import capacities, cluster_of, make_claim, study_of
 
 MODEL = "opt-66b"
 LOADS = (0.7, 1.0, 1.3)  # of what the optimum serves of the mix
@@ -44,9 +45,9 @@ def _curve(config: ReproduceConfig) -> list[int]:
 
 def claims(config: ReproduceConfig, bar: Any) -> list[Claim]:
     """Optimality at 16 GPUs, times there, and the curve."""
-    rows = _at_16_gpus(config, bar)
+    choices, rows = study_of(config).choices, _at_16_gpus(config, bar)
     for machines in _curve(config):
-        evaluator = _evaluator(machines, "S3", 1.0)
+        evaluator = _evaluator(choices, machines, "S3", 1.0)
         begun = time.perf_counter()
         generate(evaluator, seed=config.first_seed)
         took = time.perf_counter() - begun
@@ -66,16 +67,17 @@ def claims(config: ReproduceConfig, bar: Any) -> list[Claim]:
 
 
 def _at_16_gpus(config: ReproduceConfig, bar: Any) -> list[Claim]:
+    choices = study_of(config).choices
     gaps, heuristic, exhaustive = [], [], []
     plans: list[tuple[PlanEvaluator, Plan]] = []
     for mix in _mixes(config):
         for load in LOADS:
-            evaluator = _evaluator(2, mix, load)
+            evaluator = _evaluator(choices, 2, mix, load)
             begun = time.perf_counter()
             found = generate(evaluator, seed=config.first_seed).plan
             heuristic.append(time.perf_counter() - begun)
             plans.append((evaluator, found))
-            evaluator, begun = _evaluator(2, mix, load), time.perf_counter()
+            evaluator, begun = _evaluator(choices, 2, mix, load), time.perf_counter()
             best = exhaustive_search(evaluator)
             exhaustive.append(time.perf_counter() - begun)
             gaps.append(1.0 - found.max_requests / best.max_requests)
@@ -154,9 +156,9 @@ def _completion_time(assignment: Assignment) -> float:
     return Assignment(sent, assignment.capacity, assignment.demand).completion_time
 
 
-def _evaluator(machines: int, mix: str, load: float) -> PlanEvaluator:
+def _evaluator(choices: OServeChoices, machines: int, mix: str, load: float) -> PlanEvaluator:
     """A demand of a mix at a share of what the optimal deployment serves of it."""
-    cluster, table = cluster_of(machines), capacities(MODEL, machines)
+    cluster, table = cluster_of(machines), capacities(MODEL, machines, choices=choices)
     shares = np.array(TABLE_1[mix]) / sum(TABLE_1[mix])
     most = optimal_plan(PlanEvaluator(cluster, table, shares * 1e6, "completion_time"), 0.01).max_requests
     return PlanEvaluator(cluster, table, shares * most * load)

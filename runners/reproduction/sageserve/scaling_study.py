@@ -9,10 +9,10 @@ siloed starts were settled after first runs, which were too long or began withou
 
 * Requests: the workload `week` with the shape of the tiers' week of November 2024. In July 2025 72 % of the requests
   are interactive (section 3), in November 2024 three of four.
-* One region, with a third of the paper's instance-hours. As an endpoint's own spot instances never run out, neither
-  other models nor other regions change what happens to it.
+* One region, with a third of the paper's instance-hours; three in `regions.py`.
 * Load: the largest noiseless week of which the optimiser, were its forecast right, covers the Tuesday with LT-I's
-  instance-hours of the paper. So LT-I's hours are no result, and all others are.
+  instance-hours of the paper; a seed's noise is then divided out, so that each day has as many interactive prompt
+  tokens. So LT-I's hours are no result, and all others are.
 * Memory: the simulator that the paper extends (Mutinifni/splitwise-sim) knows a model's hidden size alone and so keeps
   keys and values of all heads; with those of grouped queries, Llama-2's memory never fills to the thresholds before its
   compute is exhausted. Here a pool is as small as theirs.
@@ -29,7 +29,7 @@ siloed starts were settled after first runs, which were too long or began withou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from serving_gym.baselines.registry import make_policy
 from serving_gym.calibration.hardware import get_gpu
 from serving_gym.calibration.memory import num_blocks
 from serving_gym.calibration.models import get_model
+from serving_gym.envs.autoscaling.capacity import measure_capacity
 from serving_gym.envs.autoscaling.env import AutoscalingEnv
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.metrics import FloatArray, RequestRecords
@@ -45,23 +46,17 @@ from serving_gym.envs.interface.scaling import QueueSpec
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.envs.workload.seeding import seed_sequence
-from serving_gym.envs.workload.tiers import NIW, TIERS
+from serving_gym.envs.workload.tiers import IW_F, IW_N, NIW, TIERS
 from serving_gym.envs.workload.week import WeekTraffic
 from serving_gym.runners.reporting.progress import say
 from serving_gym.runners.reproduction.measures import percentile
 from serving_gym.runners.reproduction.parts import TRACE_MODEL_LEN, PaperStudy
+from serving_gym.runners.reproduction.sageserve.choices import SageServeChoices
 
 REACTIVE, SILOED, CHIRON = "Reactive", "Siloed", "Chiron"
 LT_I, LT_U, LT_UA = "LT-I", "LT-U", "LT-UA"
-POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
-    REACTIVE: ("sageserve_reactive", {}),
-    SILOED: ("sageserve_reactive", {"siloed": True}),
-    LT_I: ("sageserve", {"strategy": LT_I}),
-    LT_U: ("sageserve", {"strategy": LT_U}),
-    LT_UA: ("sageserve", {"strategy": LT_UA}),
-    CHIRON: ("chiron", {}),
-}
 JULY, NOVEMBER = 72 / 28, 3.0  # interactive requests for each that is not; sections 3 and 7.2.7
+PRIORITIES = {"one": (0, 0, 1), "by tier": (0, 1, 2)}  # of IW-F, IW-N, NIW
 REGION = "east"
 REGIONS = 3  # of the paper, of which one is served
 MOST, FEWEST, GPUS = 20, 2, 8
@@ -69,8 +64,10 @@ MOST, FEWEST, GPUS = 20, 2, 8
 _DAY_H, _QUICK_H = (24.0, 24.0), (32.0, 4.0)  # begin in the week, length: a Tuesday; its ramp up
 _LEAST_H = 0.1
 _UNIT_WEEK = 1e6
-_BETA = 0.1  # section 6.3
-_DECISION_S = 15.0
+BETA = 0.1  # section 6.3; the load is set with the paper's, whatever the policies' is
+CALM: tuple[tuple[str, Any], ...] = (("noise", 0.0), ("bursts_per_day", 0))
+A100_RATIO = 0.64  # of H100's tokens/s: the middle of 68/95 and 293/522, Llama-2 at Q1 and Q3, section 2.1
+_SAMPLE_WEEK = 1e9  # requests, of whose first hour lengths are drawn for theta
 _NO_PROMISE_S = 60.0  # a token
 _WINDOW_S = 900.0
 _BISECTIONS = 40
@@ -91,6 +88,7 @@ class Setting:
         load_ratio: Factor on the load that follows from `hours`.
         ttft_s: Promised time to the first token of interactive requests, by which instances are benchmarked.
         span_h: Begin in the week and length, hours; None: the command's.
+        one_seed: Whether the first seed alone is run.
     """
 
     model: str = "llama-2-70b"
@@ -103,6 +101,7 @@ class Setting:
     load_ratio: float = 1.0
     ttft_s: float = 1.0
     span_h: tuple[float, float] | None = None
+    one_seed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,18 +113,32 @@ class Outcome:
         starting_h: Instance-hours in which instances came.
         records: Every request.
         thinking_s: What the policy took to decide, all decisions together.
+        day_h: Instance-hours until the last arrival; the rest is the drain.
+        niw_owed: Non-interactive requests held at the last arrival.
+        niw_owed_h: Instance-hours that serving them takes at the benchmarked capacity.
     """
 
     instance_h: float
     starting_h: float
     records: RequestRecords
     thinking_s: float
+    day_h: float = 0.0
+    niw_owed: float = 0.0
+    niw_owed_h: float = 0.0
 
     def __str__(self) -> str:
+        fast, normal = (self.of(tier) for tier in (IW_F, IW_N))
         return (
-            f"{self.instance_h:.1f} instance-hours, {self.starting_h:.2f} of them starting, P95 TTFT "
-            f"{self.ttft_s():.2f} s, E2E {self.e2e_s:.1f} s"
+            f"{self.instance_h:.1f} instance-hours ({self.day_h:.1f} in the day, "
+            f"{self.instance_h - self.day_h:.1f} in the drain; {self.niw_owed:.0f} NIW owed at its end, "
+            f"{self.niw_owed_h:.1f} h), {self.starting_h:.2f} of them starting, P95 TTFT of IW-F "
+            f"{percentile(fast, 95):.2f} s ({(fast > 1.0).mean():.1%} above 1 s), of IW-N "
+            f"{percentile(normal, 95):.2f} s ({(normal > 60.0).mean():.1%} above 60 s), E2E {self.e2e_s:.1f} s"
         )
+
+    def of(self, tier: str) -> FloatArray:
+        """TTFT of a tier's requests, seconds."""
+        return self.records.ttft_s[self.records.class_id == TIERS.index(tier)]
 
     def _interactive(
         self, within_s: tuple[float, float] | None = None
@@ -150,8 +163,9 @@ class Outcome:
 class ScalingStudy(PaperStudy):
     """Runs policies in settings and remembers what came out."""
 
+    choices: SageServeChoices = field(default_factory=SageServeChoices)
     _known: dict[tuple[str, Setting], Outcome] = field(default_factory=dict)
-    _capacity_tps: dict[Setting, float] = field(default_factory=dict)
+    _capacity_tps: dict[tuple[str, str, str, float], float] = field(default_factory=dict)
 
     @property
     def span_h(self) -> tuple[float, float]:
@@ -162,10 +176,28 @@ class ScalingStudy(PaperStudy):
         """A policy in a setting; arrivals are the same for all policies."""
         if (policy, setting) not in self._known:
             self.bar.set_postfix_str(f"{setting.model}, {policy}", refresh=False)
-            self._known[policy, setting] = found = self._run(policy, setting)
-            self.bar.update(1)
-            say(self.bar, f"{setting.model}, {setting.gpu}, {policy}: {found}")
+            runs = []
+            for seed in self.seeds[:1] if setting.one_seed else self.seeds:
+                runs.append(self._run(policy, setting, seed))
+                self.bar.update(1)
+                say(self.bar, f"{setting.model}, {setting.gpu}, {policy}, seed {seed}: {runs[-1]}")
+            self._known[policy, setting] = pooled(runs)
         return self._known[policy, setting]
+
+    def policy(self, name: str) -> tuple[str, dict[str, Any]]:
+        """Registered name and parameters of a policy of the paper."""
+        made = self.choices
+        if name == CHIRON:
+            return "chiron", {}
+        if name in (REACTIVE, SILOED):
+            return "sageserve_reactive", {"siloed": name == SILOED, **made.ratios}
+        return "sageserve", {
+            "strategy": name,
+            "forecaster": made.forecaster,
+            "beta": made.beta,
+            "scale_in": made.scale_in,
+            **made.ratios,
+        }
 
     def bursts_s(self, setting: Setting) -> list[float]:
         """When the bursts of a setting begin."""
@@ -176,10 +208,22 @@ class ScalingStudy(PaperStudy):
         return list(traffic.burst_begins_s(seed, 3600 * length_h))
 
     def capacity_tps(self, setting: Setting) -> float:
-        """Prompt tokens/s of an instance within its promises."""
-        if setting not in self._capacity_tps:
-            self._capacity_tps[setting] = float(self._env(setting).core.spec.capacity_tps[0, 0])
-        return self._capacity_tps[setting]
+        """Prompt tokens/s of an instance within its promises: theta, measured once on one large sample of lengths."""
+        if setting.gpu == "A100-80GB" and self.choices.a100 == "section 2.1":
+            return A100_RATIO * self.capacity_tps(replace(setting, gpu="H100"))
+        key = setting.model, setting.gpu, setting.engine, setting.ttft_s
+        if key not in self._capacity_tps:
+            spec = self._workload(replace(setting, params=()), _SAMPLE_WEEK, span_h=(24.0, 1.0))
+            sample = WorkloadSource(replace(spec, split="train")).stream(0, duration_s=60.0).piece(0)
+            rows = np.flatnonzero(sample.class_id != TIERS.index(NIW))
+            self._capacity_tps[key] = measure_capacity(
+                self._replica(setting),
+                sample.input_tokens[rows],
+                sample.output_tokens[rows],
+                SLO(setting.ttft_s, _NO_PROMISE_S),
+                self.choices.theta_probes,
+            )
+        return self._capacity_tps[key]
 
     def requests_per_week(self, setting: Setting, capacity_tps: float) -> float:
         """The one rule for the load: see the head of this file."""
@@ -191,15 +235,26 @@ class ScalingStudy(PaperStudy):
             low, high = (low, middle) if too_many else (middle, high)
         return setting.load_ratio * float(np.sqrt(low * high))
 
+    def noise_ratio(self, setting: Setting, seed: int) -> float:
+        """Interactive prompt tokens of a seed's span over those of the span without noise."""
+        span_h = setting.span_h or self.span_h
+        niw = TIERS.index(NIW)
+        tokens = []
+        for also in ((), CALM):
+            spec = self._workload(setting, _UNIT_WEEK, (*also, ("bursts_per_day", 0)), span_h)
+            stream = WorkloadSource(spec).stream(seed, duration_s=3600 * span_h[1])
+            coming = stream.expected(_WINDOW_S, round(3600 * span_h[1] / _WINDOW_S))[..., 1]
+            tokens.append(float(coming.sum() - coming[niw].sum()))
+        return tokens[0] / tokens[1]
+
     def hourly_peaks_tps(self, setting: Setting) -> FloatArray:
         """(24,) what the optimiser covers of a noiseless Tuesday, prompt tokens/s for each request of the week."""
-        calm = (("noise", 0.0), ("bursts_per_day", 0))
-        stream = WorkloadSource(self._workload(setting, _UNIT_WEEK, calm, _DAY_H)).stream(0)
+        stream = WorkloadSource(self._workload(setting, _UNIT_WEEK, CALM, _DAY_H)).stream(0)
         coming = (
             stream.expected(_WINDOW_S, 96)[..., 1].sum(axis=(1, 2)) / _WINDOW_S
         )  # (C, 96) prompt tokens/s
         niw = TIERS.index(NIW)
-        buffer = _BETA * np.roll(coming[niw].reshape(24, 4).mean(axis=1), 1)  # of the hour before
+        buffer = BETA * np.roll(coming[niw].reshape(24, 4).mean(axis=1), 1)  # of the hour before
         interactive = (coming.sum(axis=0) - coming[niw]).reshape(24, 4)
         return np.asarray((interactive.max(axis=1) + buffer) / _UNIT_WEEK, np.float64)
 
@@ -214,6 +269,7 @@ class ScalingStudy(PaperStudy):
         params: dict[str, Any] = {
             "requests_per_week": requests_per_week,
             "iw_to_niw": setting.iw_to_niw,
+            "priorities": PRIORITIES[self.choices.priorities],
             "start_h": begin_h,
             "models": {setting.model: {}},
             "regions": {REGION: {}},
@@ -222,8 +278,9 @@ class ScalingStudy(PaperStudy):
         }
         return WorkloadSpec(name="week", params=params, split=self.config.split)
 
-    def _env(self, setting: Setting, requests_per_week: float = 1e6) -> AutoscalingEnv:
-        replica = ReplicaSpec(
+    def _replica(self, setting: Setting) -> ReplicaSpec:
+        blocks = kv_blocks(setting.model, setting.gpu) if self.choices.kv_heads == "all" else None
+        return ReplicaSpec(
             setting.model,
             setting.gpu,
             GPUS,
@@ -231,44 +288,90 @@ class ScalingStudy(PaperStudy):
             max_num_batched_tokens=2048,
             max_model_len=TRACE_MODEL_LEN,
             engine=setting.engine,
-            kv_blocks=kv_blocks(setting.model, setting.gpu),
+            kv_blocks=blocks,
         )
+
+    def _env(self, setting: Setting, requests_per_week: float) -> AutoscalingEnv:
         count = MOST if setting.hold else MOST // 2
         _, length_h = setting.span_h or self.span_h
         if self.config.requests is not None:  # an episode of so many requests, as a mean
             length_h = min(length_h, max(_LEAST_H, 168 * self.config.requests / requests_per_week))
         return AutoscalingEnv(
-            cluster=FleetConfig(groups=(GroupSpec(replica, count, MOST, REGION),), order="priority"),
+            cluster=FleetConfig(
+                groups=(GroupSpec(self._replica(setting), count, MOST, REGION),), order="priority"
+            ),
             workload=self._workload(setting, requests_per_week),
-            queue=QueueSpec(hold=setting.hold),
-            slos={
-                "iw_f": SLO(setting.ttft_s, _NO_PROMISE_S),
-                "iw_n": SLO(60.0, _NO_PROMISE_S),
-                "niw": SLO(86_400.0, _NO_PROMISE_S),
-            },
+            queue=QueueSpec(hold=setting.hold, release=self.choices.release),
+            slos=slos_of(setting),
             split=self.config.split,
-            decision_interval_s=_DECISION_S,
+            decision_interval_s=self.choices.decision_s,
             episode_s=3600 * length_h,
             min_instances=FEWEST,
             recent_s=300.0,
             drain_limit_s=7200.0,
+            capacity_tps={setting.model: self.capacity_tps(setting)},
         )
 
-    def _run(self, policy: str, setting: Setting) -> Outcome:
+    def _run(self, policy: str, setting: Setting, seed: int) -> Outcome:
         from serving_gym.runners.rollouts.rollout import run_episode
 
-        env = self._env(setting, self.requests_per_week(setting, self.capacity_tps(setting)))
-        name, params = POLICIES[policy]
-        episode = run_episode(env, make_policy(name, **params), self.config.first_seed, policy)
-        hours: Mapping[str, float] = {
-            held: float(table.sum()) for held, table in env.core.instance_hours.items()
-        }
+        theta_tps = self.capacity_tps(setting)
+        load = self.requests_per_week(setting, theta_tps)
+        if self.choices.load == "realised":
+            load /= self.noise_ratio(setting, seed)
+        env = self._env(setting, load)
+        name, params = self.policy(policy)
+        episode = run_episode(env, make_policy(name, **params), seed, policy)
+        closing = env.core.closing
+        assert closing is not None
         return Outcome(
-            hours["starting"] + hours["running"] + hours["draining"],
-            hours["starting"],
+            kept_h(env.core.instance_hours),
+            float(env.core.instance_hours["starting"].sum()),
             episode.records,
             episode.us_per_decision * 1e-6 * len(episode.decisions),
+            kept_h(closing.instance_hours),
+            float(closing.niw_queued.sum()),
+            float(closing.niw_queued_tokens.sum()) / theta_tps / 3600,
         )
+
+
+def slos_of(setting: Setting) -> dict[str, SLO]:
+    """SLO of each tier."""
+    return {
+        IW_F: SLO(setting.ttft_s, _NO_PROMISE_S),
+        IW_N: SLO(60.0, _NO_PROMISE_S),
+        NIW: SLO(86_400.0, _NO_PROMISE_S),
+    }
+
+
+def kept_h(hours: Mapping[str, FloatArray]) -> float:
+    """Machine-hours of instances that start, run or drain."""
+    return float(sum(hours[held].sum() for held in ("starting", "running", "draining")))
+
+
+def pooled(runs: list[Outcome]) -> Outcome:
+    """Means over seeds; the requests of all."""
+    if len(runs) == 1:
+        return runs[0]
+
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(run, name) for run in runs]))
+
+    first = runs[0].records
+    columns = {
+        entry.name: np.concatenate([getattr(run.records, entry.name) for run in runs])
+        for entry in fields(first)
+        if getattr(first, entry.name) is not None
+    }
+    return Outcome(
+        mean("instance_h"),
+        mean("starting_h"),
+        replace(first, **columns),
+        mean("thinking_s"),
+        mean("day_h"),
+        mean("niw_owed"),
+        mean("niw_owed_h"),
+    )
 
 
 def instance_hours(needed: FloatArray) -> float:

@@ -11,9 +11,7 @@ Ours, because the paper does not say or does not publish it:
 * A fixed number of instances. The paper's are scaled, which keeps an endpoint near its capacity; here the load does.
 * Load: the one rate, found by bisection, at which FCFS violates the SLA of as many IW-F requests as in the paper. So
   that figure is no result, and all others are.
-* IW-N's SLA: 5.6 s. Section 2.2 says less than a minute, but under FCFS a quarter of IW-N violates its SLA and the
-  upper quartile of its TTFT is 5.6 s, so that is where it lies. The shares with a minute are shown as well.
-* DPA's thresholds: the defaults of `ClusterSpec`.
+* IW-N's SLA and DPA's thresholds: see `choices.py`. The shares with an SLA of a minute are shown as well.
 * Batches of at most 512 requests and 2048 tokens, as in the configuration of the simulator that the paper extends
   (Mutinifni/splitwise-sim). Prompts are chunked, as in vLLM; there they are not. No network latency: one region.
 """
@@ -39,12 +37,13 @@ from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import claim_of
 from serving_gym.runners.reproduction.measures import percentile, request_capacity_rps
 from serving_gym.runners.reproduction.parts import TRACE_MODEL_LEN, PaperStudy, num_seeds
+from serving_gym.runners.reproduction.sageserve.choices import SageServeChoices
 
 PAPER = "sageserve"
 make_claim = partial(claim_of, PAPER)
 FCFS, EDF, PF, DPA = "FCFS", "EDF", "PF", "DPA"
 ORDERS = {FCFS: "fcfs", EDF: "edf", PF: "priority", DPA: "dpa"}
-IW_F_SLA_S, IW_N_SLA_S, IW_N_STATED_S = 1.0, 5.6, 60.0
+IW_F_SLA_S, IW_N_STATED_S = 1.0, 60.0
 FCFS_VIOLATIONS = 0.45  # of IW-F, section 7.2.6
 
 _DURATION_S = 1800.0
@@ -109,10 +108,11 @@ class Outcome:
 class Study(PaperStudy):
     """Serves models under schedulers and remembers the load of each."""
 
+    choices: SageServeChoices = field(default_factory=SageServeChoices)
     _rates_rps: dict[str, float] = field(default_factory=dict)
 
-    def run(self, model: Model, scheduler: str, iw_n_sla_s: float = IW_N_SLA_S) -> Outcome:
-        """One scheduler at the model's load, all seeds pooled."""
+    def run(self, model: Model, scheduler: str, iw_n_sla_s: float | None = None) -> Outcome:
+        """One scheduler at the model's load, all seeds pooled; IW-N's SLA where it is not the chosen one."""
         return self._outcome(model, scheduler, self.rate_rps(model), iw_n_sla_s)
 
     def rate_rps(self, model: Model) -> float:
@@ -128,7 +128,7 @@ class Study(PaperStudy):
         return self._rates_rps[model.name]
 
     def _outcome(
-        self, model: Model, scheduler: str, rate_rps: float, iw_n_sla_s: float = IW_N_SLA_S
+        self, model: Model, scheduler: str, rate_rps: float, iw_n_sla_s: float | None = None
     ) -> Outcome:
         runs = [
             self._serve(model, scheduler, self._workload(rate_rps, seed), iw_n_sla_s) for seed in self.seeds
@@ -159,7 +159,7 @@ class Study(PaperStudy):
         return stream(seed, TieredTraffic.name, self.config.split)
 
     def _serve(
-        self, model: Model, scheduler: str, workload: Workload, iw_n_sla_s: float = IW_N_SLA_S
+        self, model: Model, scheduler: str, workload: Workload, iw_n_sla_s: float | None = None
     ) -> RequestRecords:
         self.bar.set_postfix_str(f"{model.name}, {scheduler}", refresh=False)
         cluster = ClusterSpec(
@@ -174,8 +174,11 @@ class Study(PaperStudy):
             max_num_batched_tokens=2048,
             max_model_len=TRACE_MODEL_LEN,
             memory_utilization=0.9,
+            dpa_expired_s=self.choices.tau_n_s,
+            dpa_urgent_s=self.choices.tau_p_s,
         )
-        slos = (SLO(IW_F_SLA_S, _TPOT_SLO_S), SLO(iw_n_sla_s, _TPOT_SLO_S), _NIW_SLO)
+        sla_s = self.choices.iw_n_sla_s if iw_n_sla_s is None else iw_n_sla_s
+        slos = (SLO(IW_F_SLA_S, _TPOT_SLO_S), SLO(sla_s, _TPOT_SLO_S), _NIW_SLO)
         simulator = Simulator(cluster, slos, profile=model.profile)
         simulator.reset(workload)
         simulator.run_to_completion()

@@ -170,6 +170,7 @@ CONFIGS = [type(policy.config) for policy in (make() for make in EVERY.values())
 @pytest.mark.parametrize("config", dict.fromkeys(CONFIGS), ids=lambda config: config.__name__)
 def test_tunables_are_constants_within_their_range(config):
     defaults = vars(config())
-    for constant, (low, high, log) in config.tunables().items():
-        assert low <= defaults[constant] <= high
+    for constant, (low, high, log, values) in config.tunables().items():
+        default = defaults[constant]
+        assert default in values if values else low <= default <= high
         assert low > 0 or not log

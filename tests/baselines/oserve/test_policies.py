@@ -7,10 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from serving_gym.baselines.common.deploying import worth_it
 from serving_gym.baselines.oserve.policy import OServeConfig, OServePolicy
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.deployment.profiling import CapacityTable
 from serving_gym.envs.deployment.state import DeploymentSetting, DeploymentState, SwitchUnderway
+from serving_gym.envs.deployment.strategies import Plan
 from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.machines.cluster import Cluster, Deployment, ReplicaKind
@@ -76,6 +78,24 @@ def test_static_deploys_what_serves_most_of_the_past_and_then_keeps_it():
     assert command.deployment.kinds == {K(2): 2}
     assert (command.shares == 1).all()
     assert policy.act(None, state([40, 0], TWOS, shares=np.ones((2, 2)))) is None
+
+
+def test_static_deploys_the_layout_that_it_is_given():
+    assert ready("vllm_static", layout=[1, 1]).act(None, state([40, 0], now_s=0.0)).deployment.kinds == {
+        K(1): 4
+    }
+    with pytest.raises(ValueError, match=r"layout=\[4, 2\] does not fit; choose one of \[1, 1\], \[2, 1\]"):
+        ready("vllm_static", layout=[4, 2])
+    with pytest.raises(ValueError, match="layout must be TP and PP"):
+        ready("vllm_static", layout=[0, 1])
+
+
+def test_the_first_decision_asks_for_more_than_the_profile_errs_by():
+    """A per cent more is what the profile cannot tell from none."""
+    for gain, taken in ((0.5, True), (0.01, False)):
+        found, present = Plan({K(1): 4}, 100.0 * (1 + gain)), Plan({K(2): 2}, 100.0)
+        assert worth_it(found, present, state([40, 0], TWOS, now_s=0.0), min_gain=0.05) is taken
+    assert worth_it(found, present, state([40, 0], TWOS, now_s=0.0), min_gain=0.0)
 
 
 def test_reload_follows_the_forecast_with_the_switch_it_is_given():

@@ -10,12 +10,15 @@ import pytest
 from serving_gym.calibration.models import get_model
 from serving_gym.envs.deployment.profiling import (
     LEAST_COST,
+    PRECISION,
     CapacityTable,
+    SaturationRuns,
     WorkloadType,
     closed_form_rps,
     measured_rps,
     mixed_rps,
     profile_capacities,
+    rate_of,
 )
 from serving_gym.envs.machines.cluster import Cluster, ReplicaKind, replica_kinds, replica_spec
 from tests.baselines.oserve.samples import ENGINE, lengths
@@ -75,8 +78,29 @@ def test_short_answers_favour_small_replicas_and_long_ones_large_ones(table):
 
 
 def test_a_seed_gives_the_same_profile():
-    one, two = (measured_rps(replica_spec(K(4), ENGINE), lengths(200, 50), seed=3) for _ in range(2))
+    run = SaturationRuns(seed=3)
+    one, two = (measured_rps(replica_spec(K(4), ENGINE), lengths(200, 50), run) for _ in range(2))
     assert one == two
+
+
+def test_runs_are_repeated_until_the_interval_is_within_the_precision():
+    """Rates of other seeds then agree, and a coarser profile is content with less."""
+    replica, of = replica_spec(K(2), ENGINE), lengths(200, 400)
+    found = [rate_of(replica, of, SaturationRuns(seed=seed)) for seed in range(4)]
+    assert all(half <= PRECISION for _, half in found)
+    rates = np.array([rate for rate, _ in found])
+    assert np.ptp(rates) / rates.mean() < 4 * PRECISION
+    assert rate_of(replica, of, SaturationRuns(precision=0.2))[1] <= 0.2
+
+
+def test_a_replica_is_profiled_as_its_engine_schedules():
+    """Prompts that wait until the budget has room for all of them are served at another rate than those in chunks."""
+    replica = replace(replica_spec(K(4), ENGINE), max_num_batched_tokens=2048)
+    of = lengths(1300, 20, spread=0.05)
+    rates = [
+        measured_rps(replica, of, SaturationRuns({"chunked_prefill": chunks})) for chunks in (True, False)
+    ]
+    assert abs(rates[0] / rates[1] - 1.0) > 2 * PRECISION
 
 
 def test_capacities_are_per_span():
@@ -91,6 +115,8 @@ def test_bad_input_is_refused():
         profile_capacities(ENGINE, [K(4)], [lengths(200, 50)], method="guess")
     with pytest.raises(ValueError, match="span_s must be positive"):
         profile_capacities(ENGINE, [K(4)], [lengths(200, 50)], span_s=0.0)
+    with pytest.raises(ValueError, match="precision must be positive"):
+        profile_capacities(ENGINE, [K(4)], [lengths(200, 50)], precision=0.0)
     with pytest.raises(ValueError, match="as many input_tokens as output_tokens"):
         WorkloadType(np.array([1, 2]), np.array([1]))
     with pytest.raises(ValueError, match="a row for each of 1 kinds"):
@@ -109,7 +135,7 @@ def test_capacities_in_company_are_nearer_to_what_a_mix_is_served():
         )
         for name in ("input_tokens", "output_tokens")
     ]
-    served = measured_rps(replica, WorkloadType(*both), seed=5) * alone / alone.sum()
+    served = measured_rps(replica, WorkloadType(*both), SaturationRuns(seed=5)) * alone / alone.sum()
     off = abs((served / company).sum() - 1.0)
     assert off < 0.7 * abs((served / alone).sum() - 1.0)
     assert (company > LEAST_COST * alone).all()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from serving_gym.baselines.common.routers.llm_d import LLMDConfig, LLMDPolicy, queue_score
+from serving_gym.baselines.common.routers.llm_d_legacy import LLMDLegacyConfig, LLMDLegacyPolicy, queue_score
 from serving_gym.baselines.common.routers.minimum_use import MinimumUseConfig, MinimumUsePolicy
 from serving_gym.baselines.common.routers.vllm_data_parallel import VLLMDataParallelPolicy
 from tests.baselines.routers.states import arriving, engine, routing_spec, routing_state
@@ -98,40 +98,40 @@ ONLY = {"prefix_weight": 0.0, "queue_weight": 0.0, "kv_weight": 0.0, "no_hit_lru
 
 
 def _scorer(num_places=3, **weights):
-    return _begun(LLMDPolicy(LLMDConfig(**(ONLY | weights))), num_places)
+    return _begun(LLMDLegacyPolicy(LLMDLegacyConfig(**(ONLY | weights))), num_places)
 
 
-def test_llm_d_by_queue():
+def test_llm_d_legacy_by_queue():
     policy = _scorer(queue_weight=1.0)
     engines = [engine(num_waiting=3), engine(num_waiting=1), engine(num_waiting=2)]
     assert policy.act(None, routing_state(engines)) == 1
     assert policy.act(None, routing_state(engines, can_take=[1, 0, 1])) == 2
 
 
-def test_llm_d_by_kv():
+def test_llm_d_legacy_by_kv():
     policy = _scorer(kv_weight=1.0)
     assert policy.act(None, routing_state([engine(0.9), engine(0.3), engine(0.2)], can_take=[1, 1, 0])) == 1
 
 
-def test_llm_d_by_prefix():
+def test_llm_d_legacy_by_prefix():
     policy = _scorer(prefix_weight=1.0)
     first = policy.act(None, routing_state(3, request=arriving([1, 2, 3])))
     assert policy.act(None, routing_state(3, request=arriving([1, 2, 9]))) == first
     assert policy.act(None, routing_state(3, request=arriving([5]), can_take=np.arange(3) != first)) != first
 
 
-def test_llm_d_holds_as_many_blocks_as_the_engine():
+def test_llm_d_legacy_holds_as_many_blocks_as_the_engine():
     spec = routing_spec(2, kv_capacity_tokens=np.array([32, 32]))  # of 16 tokens a block: two
-    policy = LLMDPolicy(LLMDConfig(**(ONLY | {"prefix_weight": 1.0})))
+    policy = LLMDLegacyPolicy(LLMDLegacyConfig(**(ONLY | {"prefix_weight": 1.0})))
     policy.reset(spec, 0)
     assert policy.act(None, routing_state(2, request=arriving([1]), can_take=[0, 1])) == 1
     assert policy.act(None, routing_state(2, request=arriving([1]))) == 1
     assert policy.act(None, routing_state(2, request=arriving([5, 6]), can_take=[0, 1])) == 1
-    policy._turn = 0
+    policy._picker.turn = 0
     assert policy.act(None, routing_state(2, request=arriving([1]))) == 0  # forgotten: a tie
 
 
-def test_llm_d_looks_up_131072_tokens():
+def test_llm_d_legacy_looks_up_131072_tokens():
     policy = _scorer(2, prefix_weight=1.0)
     long = [1, 2, 3]
     request = arriving(long, hash_block_tokens=65_536)
@@ -140,7 +140,7 @@ def test_llm_d_looks_up_131072_tokens():
     assert policy._index.match([1, 2]).tolist() == [0, 2]
 
 
-def test_llm_d_gives_cold_requests_to_who_has_waited_longest_for_one():
+def test_llm_d_legacy_gives_cold_requests_to_who_has_waited_longest_for_one():
     policy = _scorer(no_hit_lru_weight=1.0)
 
     def cold(can_take=None):
@@ -152,7 +152,7 @@ def test_llm_d_gives_cold_requests_to_who_has_waited_longest_for_one():
     assert [cold() for _ in range(3)] == [2, 0, 1]
 
 
-def test_llm_d_no_hit_scores():
+def test_llm_d_legacy_no_hit_scores():
     policy = _scorer(4, no_hit_lru_weight=1.0)
     everyone = np.arange(4)
     np.testing.assert_allclose(policy._lru_score(everyone), [1, 2 / 3, 1 / 3, 0])
@@ -164,7 +164,7 @@ def test_llm_d_no_hit_scores():
     assert policy._lru_score(np.array([2])).tolist() == [1]
 
 
-def test_llm_d_leaves_the_order_to_cold_requests_alone():
+def test_llm_d_legacy_leaves_the_order_to_cold_requests_alone():
     policy = _scorer(prefix_weight=3.0, no_hit_lru_weight=2.0)
 
     def send(*ids):
@@ -177,20 +177,20 @@ def test_llm_d_leaves_the_order_to_cold_requests_alone():
     assert send(9) == 0
 
 
-def test_llm_d_adds_up_weighted_scores():
-    policy = _begun(LLMDPolicy(), 2)
+def test_llm_d_legacy_adds_up_weighted_scores():
+    policy = _begun(LLMDLegacyPolicy(), 2)
     assert policy.act(None, routing_state(2, request=arriving([1, 2, 3, 4]), can_take=[1, 0])) == 0
     # half the prompt: 0 has 3/2 + 0 + 2 x 0.4 + 1 = 3.3 against 0 + 2 + 2 x 0.1 + 1 = 3.2
     half = arriving([1, 2, 8, 9])
     queues = {"num_waiting": 5}
     assert policy.act(None, routing_state([engine(0.6, **queues), engine(0.9)], request=half)) == 0
-    policy = _begun(LLMDPolicy(), 2)
+    policy = _begun(LLMDLegacyPolicy(), 2)
     assert policy.act(None, routing_state(2, request=arriving([1, 2, 3, 4]), can_take=[1, 0])) == 0
     # with 1 - 0.8 free at 1: 3.4
     assert policy.act(None, routing_state([engine(0.6, **queues), engine(0.8)], request=half)) == 1
 
 
-def test_llm_d_picks_equals_in_turns():
+def test_llm_d_legacy_picks_equals_in_turns():
     policy = _scorer(queue_weight=1.0)
     assert [policy.act(None, routing_state(3)) for _ in range(5)] == [0, 1, 2, 0, 1]
     # the counter stands at 2: of two it takes the first, and 3 is no less than two, so it begins again
@@ -199,6 +199,6 @@ def test_llm_d_picks_equals_in_turns():
     assert policy.act(None, routing_state(3, can_take=[0, 1, 1])) == 2
 
 
-def test_llm_d_refuses_negative_weights():
+def test_llm_d_legacy_refuses_negative_weights():
     with pytest.raises(ValueError, match="kv_weight must not be negative"):
-        LLMDConfig(kv_weight=-1.0)
+        LLMDLegacyConfig(kv_weight=-1.0)

@@ -1,229 +1,106 @@
-"""llm-d's routing by predicted latency."""
+"""llm-d's routing by latencies that it learns."""
 
+import lightgbm
 import numpy as np
 import pytest
 
-from serving_gym.baselines.common.routers.latency_model import LatencyModel
+from serving_gym.baselines.common.routers.boosted_trees import fit_trees
+from serving_gym.baselines.common.routers.learned_latency import FEATURES, Observations
 from serving_gym.baselines.common.routers.predicted_latency import (
     PredictedLatencyConfig,
     PredictedLatencyPolicy,
-    _scores,
+    _fallback,
+    kinds_of,
 )
-from serving_gym.envs.interface.slo import SLO
-from tests.baselines.routers.states import arriving, routing_spec, routing_state, sent
-
-# engines of `routing_spec`: 1 ms a prompt token, 10 ms an iteration, 1 us a token of context
+from tests.baselines.routers.states import arriving, engine, routing_spec, routing_state, sent
 
 
-def _predict(state, request, cached=None, **columns):
-    num_places = len(state.engines)
-    model = LatencyModel(routing_spec(num_places, **columns).fleet)
-    return model.predict(
-        state, request, np.zeros(num_places, np.int64) if cached is None else np.array(cached)
-    )
+def test_trees_as_arrays_predict_as_lightgbm_does(monkeypatch):
+    rng = np.random.default_rng(0)
+    rows = rng.random((500, 4))
+    target = 10 * rows[:, 0] + rng.exponential(rows[:, 1])
+    boosters = []
+    train = lightgbm.train
+    monkeypatch.setattr(lightgbm, "train", lambda *a, **k: boosters.append(train(*a, **k)) or boosters[-1])
+    trees = fit_trees(rows, target, 0.9, seed=0)
+    fresh = rng.random((64, 4))
+    np.testing.assert_allclose(trees.predict(fresh), boosters[0].predict(fresh), rtol=1e-9)
+    assert np.mean(target <= trees.predict(rows)) == pytest.approx(0.9, abs=0.05)
+    np.testing.assert_array_equal(fit_trees(rows, target, 0.9, seed=0).predict(fresh), trees.predict(fresh))
 
 
-def test_latency_of_an_engine_at_work_and_an_idle_one():
-    request = arriving(input_tokens=300, predicted_tokens=80)
-    flights = [
-        sent(0, input_tokens=500, predicted_tokens=200),
-        sent(0, input_tokens=1000, predicted_tokens=300, generated_tokens=100, first_token_s=9.0),
-    ]
-    ttft, tpot = _predict(routing_state(2, in_flight=flights), request, cached=[0, 200])
-    # context: 1100 and 500 to come, 300 and half of 80
-    np.testing.assert_allclose(tpot, [0.01 + 1e-6 * 1940, 0.01 + 1e-6 * 340])
-    # an iteration under way and one of prefill, both over 1100 tokens of context; 800 and 100 tokens to prefill
-    np.testing.assert_allclose(ttft, [0.01 + 2e-6 * 1100 + 0.8, 0.01 + 0.1])
+def test_trees_of_too_few_rows_are_constant():
+    trees = fit_trees(np.arange(6.0).reshape(-1, 1), np.full(6, 3.0), 0.0, seed=0)
+    np.testing.assert_allclose(trees.predict(np.array([[0.0], [9.0]])), 3.0)
 
 
-def test_latency_of_prompts_longer_than_an_iteration():
-    decoding = sent(0, input_tokens=1000, generated_tokens=1, first_token_s=9.0)
-    state = routing_state(1, in_flight=[decoding, sent(0, input_tokens=150)])
-    ttft, _ = _predict(state, arriving(input_tokens=149), max_num_batched_tokens=np.array([101]))
-    # 299 tokens in iterations of 101 - 1: three, and the one under way
-    np.testing.assert_allclose(ttft, [0.01 + 0.299 + 4e-6 * 1001])
+def _row(**features):
+    return np.array([float(features.get(name, 0.0)) for name in FEATURES])
 
 
-def test_latency_of_a_prompt_that_is_cached_whole():
-    ttft, _ = _predict(routing_state(1), arriving(input_tokens=160), cached=[160])
-    np.testing.assert_allclose(ttft, [0.01 + 0.001])  # the last token is computed
+def test_observations_keep_rare_conditions():
+    kept = Observations(each=2)
+    kept.add(_row(num_request_waiting=20), 9.0)
+    for i in range(5):
+        kept.add(_row(kv_cache_percentage=0.51), float(i))
+    kept.add(_row(prefix_cache_score=1.0), 7.0)
+    assert len(kept) == 4
+    assert kept.added == 7
+    assert sorted(kept.arrays()[1].tolist()) == [3.0, 4.0, 7.0, 9.0]
 
 
-def test_latency_where_requests_must_wait_for_a_place():
-    flights = [
-        sent(0, input_tokens=10, predicted_tokens=50, generated_tokens=n, first_token_s=9.0)
-        for n in (20, 30, 60)
-    ]
-    request = arriving(input_tokens=10, predicted_tokens=20)
-    ttft, tpot = _predict(routing_state(1, in_flight=flights), request, max_num_seqs=np.array([2]))
-    # context 30 + 40 + 70, and 20 of its own
-    np.testing.assert_allclose(tpot, [0.01 + 1e-6 * 160])
-    # 4 of 2 places; mean left (30 + 20 + 1) / 3
-    np.testing.assert_allclose(ttft, [0.01 + 0.01 + 2e-6 * 140 + (4 / 2 - 1) * 17 * tpot[0]])
+def test_before_it_has_data_it_draws_by_the_fallback():
+    state = routing_state([engine(0.5, num_waiting=4), engine(0.0), engine(1.0, num_waiting=4)])
+    np.testing.assert_allclose(_fallback(state, np.array([0.0, 0.5, 0.0])), [0.17, 0.83, 0.01])
+    policy = PredictedLatencyPolicy()
+    policy.reset(routing_spec(3), 0)
+    places = [policy.act(None, state) for _ in range(100)]
+    assert places.count(1) > 60
+    assert places.count(2) < 10
 
 
-def test_latency_where_requests_must_wait_for_memory():
-    flights = [sent(0, input_tokens=300, predicted_tokens=100)] * 2
-    request = arriving(input_tokens=300, predicted_tokens=100)
-    ttft, tpot = _predict(routing_state(1, in_flight=flights), request, kv_capacity_tokens=np.array([800]))
-    np.testing.assert_allclose(tpot, [0.01 + 1e-6 * 800])  # no more context than fits
-    np.testing.assert_allclose(ttft, [0.01 + 0.9 + (1200 / 800 - 1) * 100 * tpot[0]])
+def _run(policy, ttft_s, steps=400):
+    """A request every second; each place has its own TTFT, with noise, and answers at 10 ms a token."""
+    rng = np.random.default_rng(1)
+    flights, places = [], []
+    for i in range(steps):
+        now_s = float(i)
+        state = routing_state(
+            len(ttft_s), in_flight=flights, request=arriving(index=i, deadline_s=now_s + 1.0), now_s=now_s
+        )
+        place = policy.act(None, state)
+        places.append(place)
+        first_s = now_s + ttft_s[place] * rng.uniform(0.8, 1.2)
+        tokens = int((now_s + 1.0 - first_s) / 0.01 + 1e-6)
+        flights = [sent(place, index=i, first_token_s=first_s, generated_tokens=tokens)]
+    return places
 
 
-def test_latency_grows_with_the_batch():
-    decode_s = np.tile(np.linspace(0.01, 0.02, 257), (1, 1))
-    flights = [sent(0, input_tokens=1, generated_tokens=1, first_token_s=9.0)] * 127
-    _, tpot = _predict(routing_state(1, in_flight=flights), arriving(), decode_s=decode_s)
-    np.testing.assert_allclose(tpot, [0.015 + 1e-6 * (254 + 150)])
+def test_it_learns_which_kind_of_engine_is_slow():
+    spec = routing_spec(2, num_gpus=np.array([1, 2]))
+    policy = PredictedLatencyPolicy(PredictedLatencyConfig(strategy="most", min_samples=60))
+    policy.reset(spec, 0)
+    places = _run(policy, (0.6, 0.1))
+    assert 20 < sum(places[:60]) < 40
+    assert np.mean(places[200:]) > 0.95
+    rows = np.stack([_row(input_token_length=100, effective_input_tokens=100, pod_type=k) for k in (0, 1)])
+    ttft_s, tpot_s = policy._model.predict(rows)
+    np.testing.assert_allclose(ttft_s, [0.6 * 1.16, 0.1 * 1.16], rtol=0.15)  # the 90th percentile
+    np.testing.assert_allclose(tpot_s, 0.01, rtol=0.1)
 
 
-def _begun(config=None, slo=None, seed=0, **columns):
-    policy = PredictedLatencyPolicy(config)
-    policy.reset(routing_spec(2, slo, **columns), seed)
-    return policy
+def test_least_headroom_fills_the_slow_one_while_it_keeps_the_slo():
+    policy = PredictedLatencyPolicy(PredictedLatencyConfig(min_samples=60))
+    policy.reset(routing_spec(2, num_gpus=np.array([1, 2])), 0)
+    assert np.mean(_run(policy, (0.6, 0.1))[200:]) < 0.05
 
 
-def _shares(policy, state, draws=1500):
-    choices = [policy.act(None, state) for _ in range(draws)]
-    return np.bincount(choices, minlength=2) / draws
+def test_kinds():
+    fleet = routing_spec(3, gpus=("H100", "A100", "H100"), num_gpus=np.array([1, 1, 1])).fleet
+    assert kinds_of(fleet).tolist() == [0, 1, 0]
 
 
-def _waiting(*tokens):
-    """Prompts that wait on engines 0 and 1."""
-    return [sent(place, input_tokens=n) for place, n in enumerate(tokens) if n]
-
-
-def _state(*tokens, **fields):
-    # due one second from now
-    return routing_state(2, in_flight=_waiting(*tokens), request=arriving(deadline_s=11.0, **fields))
-
-
-def test_of_engines_that_keep_the_slo_the_one_with_the_least_to_spare():
-    # TTFT 0.11 and 0.61 s of 1 s: scores 0.01 and 1
-    assert _shares(_begun(), _state(0, 500))[1] > 0.97
-
-
-def test_or_the_one_with_the_most():
-    assert _shares(_begun(PredictedLatencyConfig(strategy="most")), _state(0, 500))[0] > 0.97
-
-
-def test_of_equal_engines_either():
-    np.testing.assert_allclose(_shares(_begun(), _state(500, 500)), 0.5, atol=0.05)
-
-
-def test_an_engine_that_misses_the_slo_is_explored_now_and_then():
-    state = _state(0, 1000)
-    assert _shares(_begun(PredictedLatencyConfig(explore_probability=0.0)), state)[1] == 0
-    np.testing.assert_allclose(
-        _shares(_begun(PredictedLatencyConfig(explore_probability=0.2)), state)[1], 0.2, atol=0.04
-    )
-    assert _shares(_begun(PredictedLatencyConfig(explore_probability=1.0)), state)[1] == 1
-
-
-def test_time_in_the_queue_counts_against_the_slo():
-    config = PredictedLatencyConfig(explore_probability=0.0)
-    assert _shares(_begun(config), _state(0, 500))[1] > 0.9
-    late = routing_state(2, in_flight=_waiting(0, 500), request=arriving(deadline_s=10.5))  # 0.5 s are left
-    assert _shares(_begun(config), late)[1] == 0
-
-
-def test_where_all_miss_an_idle_engine_is_taken():
-    # 2.11 s on 0, and on 1, which is slow, 10 s
-    columns = {"prefill_s_per_token": np.array([1e-3, 1e-1])}
-    assert _shares(_begun(**columns), _state(2000, 0))[1] == 1
-
-
-def test_where_all_miss_the_least_deficit_is_taken():
-    config = PredictedLatencyConfig(strategy="most")  # which is not heeded there
-    # 0 has the smaller deficit of TTFT, 1 the smaller headroom of TPOT: 1 - 0.2 and 1 - 0.8, so 0.81 and 0.21
-    np.testing.assert_allclose(
-        _shares(_begun(config), _state(2000, 5000)), [0.81 / 1.02, 0.21 / 1.02], atol=0.04
-    )
-
-
-def test_where_all_miss_tpot_alone_is_the_lightest():
-    # 0: TTFT 2.11 s and TPOT 12 ms of 20; 1: TTFT 0.21 s, TPOT 30 ms
-    decode_s = np.repeat([[0.01], [0.03]], 257, axis=1)
-    policy = _begun(slo=SLO(1.0, 0.02), decode_s=decode_s)
-    assert _shares(policy, _state(2000, 100))[1] == 1
-    # both missed on 1: TTFT alone, on 0
-    assert _shares(policy, _state(2000, 3000))[0] == 1
-
-
-@pytest.mark.parametrize(
-    ("ttft", "tpot", "weights", "least_first", "scores"),
-    [
-        # a third of the way from the least TTFT, and all of it in TPOT: 0.8 / 3 + 0.2; two thirds: 0.8 + 0.4 / 3
-        ([0.2, 0.3, 0.5], [0.01, 0.04, 0.03], (0.8, 0.2), True, [1.0, 0.54, 0.07]),
-        ([0.2, 0.3, 0.5], [0.01, 0.04, 0.03], (0.8, 0.2), False, [0.01, 0.47, 0.94]),
-        ([-0.2, -0.4], [-0.01, -0.02], (0.8, 0.2), True, [1.0, 0.01]),  # deficits
-        ([0.3, 0.3], [0.02, 0.01], (0.8, 0.2), True, [0.01, 1.0]),  # TTFT does not tell them apart
-        ([0.3, 0.2], [0.02, 0.02], (0.8, 0.2), True, [0.01, 1.0]),
-        ([0.3, 0.3], [0.02, 0.02], (0.8, 0.2), True, [0.51, 0.51]),
-        ([0.3, 0.2], [0.01, 0.02], (0.0, 0.0), True, [0.01, 1.0]),  # no weights: TTFT
-        ([0.3, 0.2], [0.01, 0.02], (0.0, 3.0), True, [1.0, 0.01]),
-    ],
-)
-def test_scores(ttft, tpot, weights, least_first, scores):
-    np.testing.assert_allclose(_scores(np.array(ttft), np.array(tpot), *weights, least_first), scores)
-
-
-PROMPT = tuple(range(1, 11))
-
-
-def _after_the_prompt(policy):
-    """Sends a prompt of ten blocks, 160 tokens, to engine 1."""
-    state = routing_state(2, request=arriving(PROMPT, input_tokens=160), can_take=[0, 1])
-    assert policy.act(None, state) == 1
-    return policy
-
-
-def _asked(blocks, waiting=(0, 0), deadline_s=20.0):
-    request = arriving(blocks, input_tokens=16 * len(blocks), deadline_s=deadline_s)
-    return routing_state(2, in_flight=_waiting(*waiting), request=request)
-
-
-def test_a_prompt_goes_where_it_is_held():
-    policy = _after_the_prompt(_begun())
-    assert _shares(policy, _asked(PROMPT), draws=200)[1] == 1
-
-
-def test_part_of_a_prompt_does_not_hold_it():
-    # seven of ten blocks at 1: 0 has less to spare, 0.16 s of prefill against 0.048 s
-    policy = _after_the_prompt(_begun())
-    assert policy.act(None, _asked((*PROMPT[:7], 50, 51, 52))) == 0
-
-
-def test_the_loose_filter_holds_it_among_engines_that_keep_the_slo():
-    part = (*PROMPT[:9], 50)  # nine of ten
-    assert _after_the_prompt(_begun()).act(None, _asked(part)) == 1
-    strict_only = PredictedLatencyConfig(loose_affinity=0.0, explore_probability=0.0)
-    assert _after_the_prompt(_begun(strict_only)).act(None, _asked(part)) == 0
-    # engine 1 would be late: it leaves before the loose filter
-    loose = PredictedLatencyConfig(explore_probability=0.0)
-    assert _after_the_prompt(_begun(loose)).act(None, _asked(part, (0, 2000), deadline_s=11.0)) == 0
-    # but not before the strict one
-    assert _after_the_prompt(_begun(loose)).act(None, _asked(PROMPT, (0, 2000), deadline_s=11.0)) == 1
-
-
-@pytest.mark.parametrize(("penalty_s", "place"), [(1.8, 0), (1.9, 1), (0.0, 1)])
-def test_too_slow_an_engine_does_not_hold_a_prompt(penalty_s, place):
-    # with 2 s of prompts before it at 1, TTFT is 2.011 s there and 0.17 s at 0: 1.841 s of penalty
-    config = PredictedLatencyConfig(max_ttft_penalty_s=penalty_s, strategy="most", explore_probability=0.0)
-    policy = _after_the_prompt(_begun(config))
-    assert policy.act(None, _asked(PROMPT, (0, 2000))) == place
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"strict_affinity": 1.1}, "strict_affinity must lie in"),
-        ({"explore_probability": -0.1}, "explore_probability must lie in"),
-        ({"max_ttft_penalty_s": -1.0}, "max_ttft_penalty_s must not be negative"),
-        ({"tpot_weight": -1.0}, "tpot_weight must not be negative"),
-        ({"strategy": "some"}, r"unknown strategy 'some' \(allowed: least, most\)"),
-    ],
-)
-def test_mistakes_are_named(params, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("params", [{"quantile": 1.0}, {"retrain_s": 0.0}, {"min_samples": 0}])
+def test_it_refuses(params):
+    with pytest.raises(ValueError, match=next(iter(params))):
         PredictedLatencyConfig(**params)

@@ -158,6 +158,24 @@ def test_lt_u_waits_for_utilisation():
     assert net(policy.act(None, state(steady(450.0, rows=at(0.2, 6)), now_s=180.0))) == -1
 
 
+def test_immediate_scale_in_goes_down_to_the_plan_at_once_and_out_by_utilisation():
+    policy = planner("LT-U", scale_in="immediate")
+    assert net(policy.act(None, state(steady(150.0, rows=at(0.5, 5))))) == -3
+    assert net(policy.act(None, state(steady(450.0, rows=at(0.5)), now_s=3600.0))) == 0
+    assert net(policy.act(None, state(steady(450.0, rows=at(0.8)), now_s=3660.0))) == 1
+
+
+def test_the_oracle_plans_by_the_traffic_to_come():
+    policy = SageServePolicy(SageServeScalingConfig(strategy="LT-I", forecaster="oracle"))
+    policy.reset(spec(min_instances=1), 0)
+    assert policy.clairvoyant
+    coming = traffic(300.0, end_s=3600.0, input_tokens=np.full(6, 450.0 * 300))
+    changes = policy.act(None, state(steady(150.0), coming=(coming,)))
+    assert net(changes) == 3
+    assert policy.plan is not None
+    assert policy.plan.predicted_tps[HERE].tolist() == [450.0, 450.0, 0.0, 0.0]
+
+
 def test_lt_ua_follows_a_burst():
     policy = planner("LT-UA")
     assert net(policy.act(None, state(steady(200.0, rows=at(0.5))))) == 0
@@ -200,6 +218,8 @@ def test_the_forecaster_is_arima_and_is_fitted_once_a_day():
     ("values", "message"),
     [
         ({"strategy": "LT"}, "unknown strategy"),
+        ({"scale_in": "imediate"}, "did you mean 'immediate'"),
+        ({"forecaster": "arma"}, "did you mean 'arima'"),
         ({"epsilon": 0}, "epsilon"),
         ({"in_below_ratio": 0.9}, "in_below_ratio"),
         ({"window_s": 0}, "window_s"),

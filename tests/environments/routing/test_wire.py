@@ -24,7 +24,9 @@ def env():
     return make_env("routing", workload=workload, cluster=FLEET, gauge_interval_s=0.5)
 
 
-@pytest.mark.parametrize("name", ["jsq", "preserve", "llumnix", "llm_d", "predicted_latency", "sia"])
+@pytest.mark.parametrize(
+    "name", ["jsq", "preserve", "llumnix", "llm_d", "llm_d_legacy", "predicted_latency_profile", "sia"]
+)
 def test_a_policy_decides_the_same_about_what_came_over_the_wire(env, name):
     near, far = make_policy(name), make_policy(name)
     observation, _ = env.reset(seed=1)
