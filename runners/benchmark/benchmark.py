@@ -126,7 +126,7 @@ class _Variant:
         cls, label: str, task: BenchmarkTask, strata: Mapping[str, tuple[str, ...]], config: BenchmarkConfig
     ) -> _Variant:
         """Builds the variant from a task's file."""
-        configs, skipped = _configs(task, strata, config)
+        configs, skipped = stratum_configs(task, strata, config.short)
         blocks: list[Block] = []
         searches = shared_out(config.search_blocks, [config.blocks for _ in configs])
         seeds = _seeds(configs, config)
@@ -165,13 +165,22 @@ class _Variant:
         return header | comparison.summary(kinds_of({name: load_policy(name) for name in self.policies}))
 
 
-def _configs(
-    task: BenchmarkTask, strata: Mapping[str, tuple[str, ...]], config: BenchmarkConfig
+def stratum_configs(
+    task: BenchmarkTask, strata: Mapping[str, tuple[str, ...]], short: bool = False
 ) -> tuple[dict[str, CompareConfig], list[str]]:
-    """Comparison of each workload, and the workloads whose trace is not on this machine."""
+    """Comparison of each workload, and the workloads whose trace is not on this machine.
+
+    Args:
+        task: The task.
+        strata: Overrides of each workload.
+        short: Whether episodes are short.
+
+    Raises:
+        ValueError: No workload is on this machine.
+    """
     found, skipped = {}, []
     for stratum, words in strata.items():
-        each = _composed((*task.words, *words, *(task.short if config.short else ())))
+        each = _composed((*task.words, *words, *(task.short if short else ())))
         if any(part.name in TRACES and find_trace(part.name) is None for part in parts_of(each.workload)):
             skipped.append(stratum)
         else:

@@ -1,0 +1,241 @@
+"""Tunes every heuristic of a task of the benchmark with one budget.
+
+    python -m runners.tune_task tasks=[routing_uniform,routing_mixed] save=true
+    python -m runners.tune_task tasks=[autoscaling] policies=[hpa_rate,kpa] evaluations=40 seeds=2
+
+Each policy's declared constants are searched with CMA-ES from its own file, with as many candidates and on the same
+validation episodes of all workloads of the tasks as every other policy. The score is the mean, over workloads and
+episodes, of the return in shares of what the first policy of the task without constants has there. Writes NAME.json
+for each policy, and with `save=true` `configs/policy/NAME_tuned.yaml`, or that of `--config-dir DIR`. A run that is
+begun again with the same `out` goes on with the policies that are left.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from hydra.core.hydra_config import HydraConfig
+
+from serving_gym.agents.learners.returns import shares
+from serving_gym.baselines.policy import Policy
+from serving_gym.baselines.registry import policy_tunables
+from serving_gym.calibration.lookup import check_choice
+from serving_gym.envs.registration import Environment
+from serving_gym.envs.workload.registry import SPLITS
+from serving_gym.runners.benchmark.benchmark import load_task, stratum_configs, task_names
+from serving_gym.runners.command_line.cli import command
+from serving_gym.runners.configuration.folders import config_folders, search_path
+from serving_gym.runners.configuration.policies import is_checkpoint, load_policy, policy_config
+from serving_gym.runners.configuration.schema import check_least
+from serving_gym.runners.reporting.output import write_json, write_text
+from serving_gym.runners.reporting.progress import progress_bar, say
+from serving_gym.runners.reporting.tables import print_results_in, print_table
+from serving_gym.runners.rollouts.processes import available_cores, call_in_processes
+from serving_gym.runners.rollouts.rollout import run_episode
+from serving_gym.runners.tuning.cma_es import search
+
+_TUNED = "_tuned"  # end of the names of tuned policies
+
+
+@dataclass(frozen=True)
+class TuneTaskConfig:
+    """Configuration of `runners.tune_task`.
+
+    Attributes:
+        out: run directory.
+        tasks: files of `configs/benchmark/task`; of several the workloads together.
+        policies: heuristics to tune; None: every one of the tasks that declares constants.
+        split: split of the workloads that episodes are drawn from; never the one of the benchmark.
+        seeds: episodes of each candidate on each workload.
+        first_seed: seed of the first; the others follow it.
+        evaluations: candidates of each policy.
+        sigma: initial step size, as a share of each constant's range.
+        search_seed: seed of the searches.
+        processes: policies tuned side by side; None: one a core.
+        save: whether to write `configs/policy/NAME_tuned.yaml` as well.
+    """
+
+    out: str
+    tasks: tuple[str, ...]
+    policies: tuple[str, ...] | None = None
+    split: str = "validation"
+    seeds: int = 2
+    first_seed: int = 0
+    evaluations: int = 40
+    sigma: float = 0.25
+    search_seed: int = 0
+    processes: int | None = None
+    save: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.tasks:
+            check_choice("task", name, task_names())
+        check_choice("split", self.split, [split for split in SPLITS if split in ("train", "validation")])
+        for name, least in (("seeds", 1), ("first_seed", 0), ("evaluations", 1)):
+            check_least(name, getattr(self, name), least)
+        if not 0 < self.sigma <= 1:
+            raise ValueError(f"sigma must lie within (0, 1], got {self.sigma}")
+
+
+@dataclass
+class Episodes:
+    """Validation episodes of a task, and what the reference has on them.
+
+    Attributes:
+        settings: Environment of each workload.
+        seeds: Of the episodes on each.
+        reference: Policy whose returns others are shares of.
+    """
+
+    settings: Sequence[Environment]
+    seeds: Sequence[int]
+    reference: str
+
+    def __post_init__(self) -> None:
+        self._envs = [setting.make() for setting in self.settings]
+        self._usual = self._returns(load_policy(self.reference))
+
+    def score(self, policy: Policy) -> float:
+        """Mean return, in shares of the reference's."""
+        return float(shares(self._returns(policy), self._usual, None).mean())
+
+    def _returns(self, policy: Policy) -> Any:
+        return np.array(
+            [run_episode(env, policy, seed).metrics["return"] for env in self._envs for seed in self.seeds]
+        )
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search of one policy, which a worker process runs.
+
+    Attributes:
+        policy: Name of its file.
+        settings: Environment of each workload.
+        reference: Policy whose returns others are shares of.
+        config: Budget.
+    """
+
+    policy: str
+    settings: tuple[Environment, ...]
+    reference: str
+    config: TuneTaskConfig
+
+    def __call__(self) -> dict[str, Any]:
+        """Constants and scores, before and tuned, and the number of candidates."""
+        config, kept = self.config, policy_config(self.policy)
+        seeds = range(config.first_seed, config.first_seed + config.seeds)
+        episodes = Episodes(self.settings, seeds, self.reference)
+        params, tunables = dict(kept.get("params", {})), policy_tunables(kept["name"])
+        usual: Any = load_policy(kept)
+        start = {
+            name: params.get(name, getattr(getattr(usual, "config", None), name, None)) for name in tunables
+        }
+        missing = [
+            name for name, value in start.items() if value is None and None not in tunables[name].values
+        ]
+        if missing:
+            raise ValueError(f"policy {self.policy!r} must give {missing[0]}, which is tuned")
+        rows: list[tuple[float, dict[str, Any]]] = []
+
+        def score(candidate: Mapping[str, Any]) -> float:
+            made = load_policy({**kept, "params": {**params, **candidate}})
+            rows.append((episodes.score(made), dict(candidate)))
+            return rows[-1][0]
+
+        score(start)  # a candidate too: tuned constants are never worse on these episodes
+        search(score, tunables, start, config.evaluations, config.sigma, config.search_seed)
+        best, constants = max(rows, key=lambda row: row[0])
+        return {
+            "policy": self.policy,
+            "name": kept["name"],
+            "params": {**params, **constants},
+            "before": rows[0][0],
+            "tuned": best,
+            "candidates": len(rows),
+        }
+
+
+def _run(one: Search) -> dict[str, Any]:
+    return one()
+
+
+@command("tune_task", TuneTaskConfig)
+def main(config: TuneTaskConfig, out: Path) -> None:
+    """Runs the command."""
+    settings, workloads, reference, names = _plan(config)
+    left = [name for name in names if not (out / f"{name}.json").is_file()]
+    searches = [(Search(name, settings, reference, config),) for name in left]
+    with progress_bar(len(left), f"tune {', '.join(config.tasks)}", "policy") as bar:
+        for _, found in call_in_processes(
+            _run, searches, min(config.processes or available_cores(), max(len(left), 1))
+        ):
+            write_json(out / f"{found['policy']}.json", found)
+            if config.save:
+                _save(config, found, workloads, reference)
+            say(bar, f"{found['policy']}: {found['before']:.4g} -> {found['tuned']:.4g}")
+            bar.update()
+    results = [json.loads((out / f"{name}.json").read_text()) for name in names]
+    print_table(
+        f"{', '.join(config.tasks)}, {config.split}: mean return in shares of {reference}'s",
+        ("policy", "before", "tuned"),
+        [(found["policy"], found["before"], found["tuned"]) for found in results],
+    )
+    print_results_in(out)
+
+
+def _plan(config: TuneTaskConfig) -> tuple[tuple[Environment, ...], list[str], str, list[str]]:
+    """Environments, names of the workloads, the reference, and the policies to tune.
+
+    Raises:
+        ValueError: A policy declares no constants, or none is left.
+    """
+    settings: list[Environment] = []
+    workloads: list[str] = []
+    listed: dict[str, None] = {}
+    for name in config.tasks:
+        task = load_task(name)
+        listed.update(dict.fromkeys(task.policies))
+        for stratum, each in stratum_configs(task, task.strata)[0].items():
+            settings.append(each.environment.changed(split=config.split))
+            workloads.append(f"{name}/{stratum}")
+    heuristics = [name for name in listed if not is_checkpoint(name) and not load_policy(name).clairvoyant]
+    constants = {name: policy_tunables(policy_config(name)["name"]) for name in heuristics}
+    reference = next((name for name in heuristics if not constants[name]), heuristics[0])
+    if config.policies is None:
+        return (
+            tuple(settings),
+            workloads,
+            reference,
+            [name for name in heuristics if constants[name] and not name.endswith(_TUNED)],
+        )
+    for name in config.policies:
+        if not policy_tunables(policy_config(name)["name"]):
+            raise ValueError(f"policy {name!r} declares no constants to tune")
+    return tuple(settings), workloads, reference, list(config.policies)
+
+
+def _save(config: TuneTaskConfig, found: Mapping[str, Any], workloads: Sequence[str], reference: str) -> None:
+    words = [str(word) for word in HydraConfig.get().overrides.task if not str(word).startswith("out=")]
+    command_line = shlex.join(["python", "-m", "runners.tune_task", *search_path(), *words])
+    header = (
+        f"# Tuned on {', '.join(workloads)}; {config.split} split, {config.seeds} seeds from {config.first_seed}, "
+        f"{found['candidates']} candidates:\n# mean share of {reference}'s return {found['before']:.5g} before, "
+        f"{found['tuned']:.5g} tuned.\n# {command_line}\n"
+    )
+    text = header + yaml.safe_dump({"name": found["name"], "params": found["params"]}, sort_keys=False)
+    name = re.sub(r"\W+", "_", found["policy"]).strip("_")
+    write_text(config_folders()[-1] / "policy" / f"{name}{_TUNED}.yaml", text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(None))
