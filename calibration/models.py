@@ -75,6 +75,18 @@ LLAMA_2_13B = replace(
     intermediate=13824,
 )
 
+CODESTRAL_22B = ModelSpec(
+    name="codestral-22b",
+    num_layers=56,
+    hidden=6144,
+    num_heads=48,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate=16384,
+    vocab=32768,
+    max_model_len=32768,
+)
+
 LLAMA_2_70B = replace(LLAMA_3_1_70B, name="llama-2-70b", vocab=32000, max_model_len=4096)
 
 CODELLAMA_34B = replace(
@@ -292,6 +304,7 @@ MODELS: dict[str, ModelSpec] = {
         LLAMA_2_7B,
         LLAMA_2_13B,
         LLAMA_2_70B,
+        CODESTRAL_22B,
         CODELLAMA_34B,
         YI_34B,
         LLAMA_30B,

@@ -20,11 +20,11 @@ from pathlib import Path
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reporting.tables import print_results_in
-from serving_gym.runners.reproduction.choices import NoChoices
 from serving_gym.runners.reproduction.claims import Claim, print_claims, write_claims
 from serving_gym.runners.reproduction.flying_serving import evaluation as flying_serving
 from serving_gym.runners.reproduction.flying_serving.choices import FlyingChoices
 from serving_gym.runners.reproduction.llm_mesh import evaluation as llm_mesh
+from serving_gym.runners.reproduction.llm_mesh.choices import MeshChoices
 from serving_gym.runners.reproduction.oserve import evaluation as oserve
 from serving_gym.runners.reproduction.oserve.choices import OServeChoices
 from serving_gym.runners.reproduction.page import keep, write_page
@@ -36,7 +36,7 @@ from serving_gym.runners.reproduction.sageserve.choices import SageServeChoices
 
 _PAPERS = {
     "flying_serving": Paper(flying_serving, "episode", FlyingChoices),
-    "llm_mesh": Paper(llm_mesh, "episode", NoChoices),
+    "llm_mesh": Paper(llm_mesh, "episode", MeshChoices),
     "oserve": Paper(oserve, "step", OServeChoices),
     "preserve": Paper(preserve, "episode", PreServeChoices),
     "sageserve": Paper(sageserve, "episode", SageServeChoices),

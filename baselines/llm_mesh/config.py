@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from serving_gym.baselines.llm_mesh.bin_packing import Packing
 from serving_gym.baselines.llm_mesh.keep_alive import KeepAlive, Late, Reclaim
-from serving_gym.baselines.policy import Constants, tunable
+from serving_gym.baselines.policy import Constants, tunable, tunable_choice
 from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.sharing import TokenScheduler
@@ -54,15 +54,15 @@ class LLMMeshConfig(Constants):
     overestimate: float = tunable(0.10, 0.0, 0.5)
     min_total_tokens: float = tunable(4096.0, 512, 8192, log=True)
     max_batch: int = 256
-    keep_alive: str = KeepAlive.SETTING.value
+    keep_alive: str = tunable_choice(KeepAlive.SETTING.value, KeepAlive.FIXED.value)
     keep_alive_s: float = tunable(1.0, 0.1, 7200.0, log=True)
-    reclaim: str = Reclaim.LEAST_ASKED.value
+    reclaim: str = tunable_choice(Reclaim.LEAST_ASKED.value, Reclaim.LONGEST_IDLE.value, Reclaim.NONE.value)
     half_life_s: float = tunable(600.0, 10.0, 7200.0, log=True)
-    late: str = Late.COLD_START.value
+    late: str = tunable_choice(Late.COLD_START.value, Late.SERVE.value, Late.DROP.value)
     token_scheduler: str = "shortest_headroom"
-    packing: str = "bin_packing"
+    packing: str = tunable_choice(Packing.BIN_PACKING.value, Packing.SPREAD.value)
     use_cpu: bool = True
-    cpu_first: bool = True
+    cpu_first: bool = tunable_choice(True, False)
     sharing: bool = True
     shadow_validation: bool = True
     preemption: bool = True

@@ -124,7 +124,7 @@ class Plan:
         view = self.view(node)
         k = slot - self.slots(node)[0]
         if kv_bytes > current:
-            view = _delayed(view, k, mesh.setting.resize_s(current, kv_bytes))
+            view = _delayed(view, k, mesh.setting.resize_s(node, current, kv_bytes))
         return Fit(slot, node, kv_bytes, False) if self._in_time(view, job, k) else None
 
     def fit_new(self, job: Job, node: int) -> Fit | None:
@@ -247,7 +247,7 @@ class Plan:
             self.commands.append(ResizeKV(slot, kv_bytes))
             self.status[slot] = InstanceStatus.RESIZING
             k = slot - self.slots(node)[0]
-            self.views[node] = _delayed(self.view(node), k, setting.resize_s(current, kv_bytes))
+            self.views[node] = _delayed(self.view(node), k, setting.resize_s(node, current, kv_bytes))
 
     # -- proactive defragmentation -------------------------------------------------------------------------------------
 

@@ -9,8 +9,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.calibration.transitions import kv_resize_s
-
 FloatArray = NDArray[np.float64]
 
 
@@ -183,6 +181,7 @@ class SharingSetting:
         keep_alive_s: After which an idle instance is unloaded.
         load_s: (kinds, sizes), how long a load takes.
         unload_s: How long an unload takes.
+        resize_s_per_byte: (kinds, 2), how long a resize of a KV pool takes, s for each byte that is kept and added.
     """
 
     decision: ClassVar[str] = "how models share nodes"
@@ -202,6 +201,7 @@ class SharingSetting:
     keep_alive_s: float
     load_s: FloatArray
     unload_s: float
+    resize_s_per_byte: FloatArray
 
     @property
     def num_nodes(self) -> int:
@@ -226,9 +226,10 @@ class SharingSetting:
             self.decode_s[kind, size, batch] + self.context_s[kind, size] * round(batch * mean_tokens)
         )
 
-    def resize_s(self, old_bytes: int, new_bytes: int) -> float:
-        """Time of a KV pool's resize, seconds, during which its instance runs nothing."""
-        return kv_resize_s(old_bytes, new_bytes)
+    def resize_s(self, node: int, old_bytes: int, new_bytes: int) -> float:
+        """Time of a KV pool's resize on a node, seconds, during which its instance runs nothing."""
+        kept_s, added_s = self.resize_s_per_byte[self.node_kinds[node]].tolist()
+        return float(min(old_bytes, new_bytes) * kept_s + max(new_bytes - old_bytes, 0) * added_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.calibration.fields import check_at_least
+from serving_gym.calibration.fields import check_at_least, check_within
 from serving_gym.envs.workload.generators import load_fitted
 from serving_gym.envs.workload.schema import TokenArray, Workload
 from serving_gym.envs.workload.traces import DATA_VARIABLE, cached_trace, find_trace
@@ -47,6 +47,10 @@ class FunctionTraffic:
         minutes: length, at most 30 for `functions_fitted`.
         first_minute: of the trace's day, for `functions_2019`.
         max_tokens: longest sequence; longer prompts lose their beginning. Source: section 5.2, Llama-2.
+        largest_share: most of an episode's requests that one function may have; invocations beyond it are left out at
+            random. 1: no limit. Source: ours.
+        popularity: functions are those at this share of all that are invoked, the most invoked first (0.01: the 1st
+            percentile, LLM-Mesh, section 3.2) and the next ones; None: drawn uniformly.
     """
 
     num_models: int = 64
@@ -55,11 +59,15 @@ class FunctionTraffic:
     minutes: int = 30
     first_minute: int = 0
     max_tokens: int = 4096
+    largest_share: float = 1.0
+    popularity: float | None = None
 
     name = "functions"
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_models", "minutes")
+        check_within(self, "(0, 1]", "largest_share")
+        check_within(self, "[0, 1)", "popularity")
         if not self.sizes or len(self.sizes) != len(self.ratio):
             raise ValueError(
                 f"ratio must have an entry for each of sizes {list(self.sizes)}, got {self.ratio}"
@@ -114,6 +122,8 @@ class FunctionTraffic:
         counts = self._counts(which)
         while not counts.any():
             counts = self._counts(which)
+        if self.largest_share < 1.0:
+            counts = limited(counts, self.largest_share, which)
         model, minute = (np.repeat(rows, counts[counts > 0]) for rows in np.nonzero(counts))
         arrival_s = (minute + inside.random(len(model))) * _MINUTE_S
         order = np.argsort(arrival_s, kind="stable")
@@ -144,6 +154,27 @@ class FunctionTraffic:
 
     def _provenance(self) -> str:
         raise NotImplementedError
+
+
+def limited(counts: Counts, share: float, rng: np.random.Generator) -> Counts:
+    """Invocations of which no function has more than a share, others being left out at random.
+
+    Args:
+        counts: (functions, minutes).
+        share: Most that one may have, of those that remain. Where there are too few functions for it, each keeps one.
+        rng: Draws what is left out.
+    """
+    totals = counts.sum(axis=1)
+    low, high = 1, int(totals.max())
+    while low < high:  # the most that leaves the share: what is left grows by less than its limit
+        middle = (low + high + 1) // 2
+        low, high = (
+            (middle, high) if middle <= share * np.minimum(totals, middle).sum() else (low, middle - 1)
+        )
+    kept = counts.copy()
+    for row in np.flatnonzero(totals > low):
+        kept[row] = rng.multivariate_hypergeometric(counts[row], low, method="marginals")
+    return kept
 
 
 def _max_output() -> int:
@@ -178,7 +209,11 @@ class TracedFunctions(FunctionTraffic):
 
     def _counts(self, rng: np.random.Generator) -> Counts:
         table = self._table()
-        return table[rng.choice(len(table), self.num_models, replace=False)]
+        if self.popularity is None:
+            return table[rng.choice(len(table), self.num_models, replace=False)]
+        first = min(int(self.popularity * len(table)), len(table) - self.num_models)
+        order = np.argsort(-table.sum(axis=1), kind="stable")
+        return table[order[first : first + self.num_models]]
 
     def _drawn_lengths(self, n: int, rng: np.random.Generator) -> tuple[TokenArray, TokenArray]:
         trace = cached_trace(_LENGTHS_TRACE)
@@ -252,9 +287,23 @@ class FunctionFit:
     provenance: str
     fit: dict[str, float]
 
-    def draw(self, num_functions: int, rng: np.random.Generator, minutes: int = 30) -> Counts:
-        """Invocations in each minute of half an hour, (num_functions, 30); only the first `minutes` of it are given."""
-        totals = np.maximum(np.rint(np.interp(rng.random(num_functions), self.levels, self.counts)), 1)
+    def draw(
+        self,
+        num_functions: int,
+        rng: np.random.Generator,
+        minutes: int = 30,
+        popularity: float | None = None,
+    ) -> Counts:
+        """Invocations in each minute of half an hour, (num_functions, 30); only the first `minutes` of it are given.
+
+        Args:
+            num_functions: Functions.
+            rng: Draws them.
+            minutes: Of the half hour.
+            popularity: Share of all functions that are invoked more often than each of these; None: drawn.
+        """
+        at = rng.random(num_functions) if popularity is None else np.full(num_functions, 1.0 - popularity)
+        totals = np.maximum(np.rint(np.interp(at, self.levels, self.counts)), 1)
         streams = rng.spawn(num_functions)
         rows = [self._function(int(n), own) for n, own in zip(totals, streams, strict=True)]
         return np.array(rows)[:, :minutes]
@@ -323,7 +372,7 @@ class FittedFunctions(FunctionTraffic):
             )
 
     def _counts(self, rng: np.random.Generator) -> Counts:
-        return load_function_fit().draw(self.num_models, rng, self.minutes)
+        return load_function_fit().draw(self.num_models, rng, self.minutes, self.popularity)
 
     def _drawn_lengths(self, n: int, rng: np.random.Generator) -> tuple[TokenArray, TokenArray]:
         return load_fitted(_LENGTHS).lengths(n, *rng.spawn(2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serving_gym.envs.workload.functions import FITTED_FILE, FittedFunctions, load_function_fit
+from serving_gym.envs.workload.functions import FITTED_FILE, FittedFunctions, limited, load_function_fit
 from serving_gym.envs.workload.functions_fit import fit_functions, is_periodic
 from serving_gym.envs.workload.registry import SPLITS, WorkloadSource, WorkloadSpec, make_workload
 from serving_gym.envs.workload.seeding import stream
@@ -112,3 +112,26 @@ def _first_half_hour():
     from serving_gym.envs.workload.functions import minute_counts
 
     return minute_counts()[:, :30]
+
+
+def test_no_function_has_more_than_its_share_and_the_others_keep_theirs():
+    counts = np.array([[900, 100], [30, 0], [0, 50], [20, 0]])
+    kept = limited(counts, 0.5, stream(0, "x"))
+    np.testing.assert_array_equal(kept[1:], counts[1:])
+    assert kept[0].sum() == 100
+    assert (kept <= counts).all()
+    assert limited(counts, 0.1, stream(0, "x")).sum() == len(counts)  # four cannot have a tenth each
+    whole, less = (
+        FittedFunctions(num_models=32, largest_share=share).sample(10**6, stream(1, "x"))
+        for share in (1.0, 0.2)
+    )
+    assert np.bincount(whole.model_id).max() / len(whole) > 0.2
+    assert np.bincount(less.model_id).max() / len(less) <= 0.2
+
+
+def test_functions_may_be_taken_by_how_often_they_are_invoked():
+    fit = load_function_fit()
+    for popularity in (0.01, 0.5):
+        traffic = FittedFunctions(num_models=1, popularity=popularity)
+        expected = round(float(np.interp(1 - popularity, fit.levels, fit.counts)))
+        assert len(traffic.sample(10**6, stream(0, "x"))) == max(expected, 1)

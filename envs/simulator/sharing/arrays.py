@@ -129,8 +129,6 @@ PARAMETERS_DTYPE = np.dtype(
         ("retry_ps", np.int64),
         ("patience_ps", np.int64),
         ("restart_on_oom", np.int64),
-        ("copy_fs_per_byte", np.float64),
-        ("create_fs_per_byte", np.float64),
         # of the environment's own memory manager
         ("watermark", np.float64),
         ("least_tokens", np.int64),
@@ -176,6 +174,11 @@ class SharingTables(NamedTuple):
     prefill_ps: NDArray[np.int64]  # (K, Z, max_tokens + 1)
     decode_ps: NDArray[np.int64]  # (K, Z, max_running + 1)
     context_ps: NDArray[np.int64]  # (K, Z)
+    # What policies and observations take the last three for: as they were profiled.
+    profiled_prefill_ps: NDArray[np.int64]
+    profiled_decode_ps: NDArray[np.int64]
+    profiled_context_ps: NDArray[np.int64]
+    resize_fs: NDArray[np.float64]  # (K, 2), of a KV pool: by each byte that is kept, and that is added
     load_ps: NDArray[np.int64]  # (K, Z)
     front_ps: NDArray[
         np.int64

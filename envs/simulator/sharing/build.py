@@ -16,12 +16,12 @@ from serving_gym.calibration.latency import LatencyModel
 from serving_gym.calibration.memory import check_fits
 from serving_gym.calibration.models import get_model
 from serving_gym.calibration.specs import get_gpu
-from serving_gym.calibration.transitions import KV_COPY_S_PER_BYTE, KV_CREATE_S_PER_BYTE
 from serving_gym.envs.interface.randomise import EpisodeFactors
 from serving_gym.envs.interface.sharing import SharedModel, SharingSetting
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.machines.shared_nodes import NodeSpec, SharingSpec
 from serving_gym.envs.simulator.sharing.arrays import NEVER, PARAMETERS_DTYPE, PS_PER_S, SharingTables
+from serving_gym.envs.simulator.sharing.profiling import profiled
 from serving_gym.envs.workload.schema import Workload
 
 MODEL_MARK = "#"  # between the architecture and the number of a model, as in llama-2-7b#12
@@ -51,6 +51,10 @@ class Times:
     context_ps: NDArray[np.int64]  # (K, Z)
     load_ps: NDArray[np.int64]  # (K, Z)
     front_ps: NDArray[np.int64]  # (K, Z, 3), as in `SharingTables`
+    # The first three as they were profiled
+    profiled_prefill_ps: NDArray[np.int64]
+    profiled_decode_ps: NDArray[np.int64]
+    profiled_context_ps: NDArray[np.int64]
 
 
 @lru_cache(maxsize=16)
@@ -82,7 +86,8 @@ def times_of(spec: SharingSpec, sizes: tuple[str, ...]) -> Times:
             if spec.front_end == "included":
                 parts = (front_end.fixed_s, front_end.token_s, front_end.request_s)
                 front[k, z] = np.rint(np.array(parts) * PS_PER_S)
-    return Times(prefill, decode, context, load, front)
+    known = profiled(prefill, decode, context, spec.profile_error, spec.profile_seed)
+    return Times(prefill, decode, context, load, front, *known)
 
 
 def build_setting(
@@ -120,15 +125,16 @@ def build_setting(
         slots_per_node=spec.slots_per_node,
         sizes=sizes,
         models=tuple(shared),
-        prefill_s=times.prefill_ps / PS_PER_S,
-        decode_s=times.decode_ps / PS_PER_S,
-        context_s=times.context_ps / PS_PER_S,
+        prefill_s=times.profiled_prefill_ps / PS_PER_S,
+        decode_s=times.profiled_decode_ps / PS_PER_S,
+        context_s=times.profiled_context_ps / PS_PER_S,
         max_num_seqs=spec.max_num_seqs,
         block_tokens=spec.block_tokens,
         mean_output_tokens=mean_output_tokens,
         keep_alive_s=spec.keep_alive_s,
         load_s=times.load_ps / PS_PER_S,
         unload_s=spec.unload_s,
+        resize_s_per_byte=np.array([spec.resize_s_per_byte(node) for node in spec.nodes]),
     )
     return setting, times
 
@@ -177,8 +183,6 @@ def build_tables(
     parameters["retry_ps"] = round(manager.retry_s * PS_PER_S)
     parameters["patience_ps"] = min(round(manager.patience_s * PS_PER_S), NEVER // 4)
     parameters["restart_on_oom"] = spec.on_oom == "restart"
-    parameters["copy_fs_per_byte"] = KV_COPY_S_PER_BYTE * 1e15
-    parameters["create_fs_per_byte"] = KV_CREATE_S_PER_BYTE * 1e15
     parameters["watermark"] = manager.watermark
     parameters["least_tokens"] = manager.least_tokens
     parameters["mean_output"] = setting.mean_output_tokens
@@ -204,6 +208,10 @@ def build_tables(
         prefill_ps=times.prefill_ps,
         decode_ps=times.decode_ps,
         context_ps=times.context_ps,
+        profiled_prefill_ps=times.profiled_prefill_ps,
+        profiled_decode_ps=times.profiled_decode_ps,
+        profiled_context_ps=times.profiled_context_ps,
+        resize_fs=setting.resize_s_per_byte * 1e15,
         load_ps=times.load_ps,
         front_ps=np.rint(times.front_ps * factors.front_end).astype(np.int64),
         time_factor=np.array(

@@ -145,12 +145,16 @@ def _decode_s(world: SharingWorld, tables: SharingTables, i: int, joins: int, to
     if batch == 0:
         return 0.0
     context = instance.context_tokens + unfinished_tokens(world, tables, i) + tokens
-    return _seconds(tables.decode_ps[kind, size, batch] + tables.context_ps[kind, size] * context)
+    return _seconds(
+        tables.profiled_decode_ps[kind, size, batch] + tables.profiled_context_ps[kind, size] * context
+    )
 
 
 @compiled
 def _own_decode_s(tables: SharingTables, kind: int, size: int, tokens: int) -> float:
-    return _seconds(tables.decode_ps[kind, size, 1] + tables.context_ps[kind, size] * tokens)
+    return _seconds(
+        tables.profiled_decode_ps[kind, size, 1] + tables.profiled_context_ps[kind, size] * tokens
+    )
 
 
 @compiled
@@ -160,7 +164,7 @@ def _backlog_s(world: SharingWorld, tables: SharingTables, i: int) -> float:
     kind, size, total = world.nodes[node_of(tables, i)].kind, tables.size[instance.model], int64(0)
     r = instance.waiting_head
     while r >= 0:
-        total += tables.prefill_ps[kind, size, tables.input_tokens[r] + world.requests[r].generated]
+        total += tables.profiled_prefill_ps[kind, size, tables.input_tokens[r] + world.requests[r].generated]
         r = world.requests[r].next
     return _seconds(total)
 
@@ -235,7 +239,9 @@ def _write_instance(
         tokens = tables.input_tokens[r] + world.requests[r].generated
         row[_OF_MODEL] = 1.0
         row[_CAN_TAKE] = can_take(world, tables, i, r)
-        row[_OWN_PREFILL] = log_of(_seconds(tables.prefill_ps[kind, size, tokens]), scales[_LATENCY_S])
+        row[_OWN_PREFILL] = log_of(
+            _seconds(tables.profiled_prefill_ps[kind, size, tokens]), scales[_LATENCY_S]
+        )
         decode = _decode_s(world, tables, i, 1, tokens)
         demand += tokens + mean_output(world, tables, instance.model)
     elif going > 0:
@@ -244,7 +250,7 @@ def _write_instance(
         row[_CAN_TAKE], row[_REPLACES] = 1.0, going
         load = tables.load_ps[kind, tables.size[model]] + tables.parameters[0].unload_ps
         row[_READY] = log_of(_seconds(load), scales[_LATENCY_S])
-        own = _seconds(tables.prefill_ps[kind, tables.size[model], tokens])
+        own = _seconds(tables.profiled_prefill_ps[kind, tables.size[model], tokens])
         row[_OWN_PREFILL] = log_of(own, scales[_LATENCY_S])
         decode = _own_decode_s(tables, kind, tables.size[model], tokens)
     latency = scales[_LATENCY_S]
@@ -273,7 +279,7 @@ def _write_new(
     row[_CAN_TAKE] = empty_slot(world, tables, n) >= 0 and can_start(world, tables, n, r)
     row[_OF_MODEL] = 1.0
     row[_READY] = log_of(_seconds(tables.load_ps[kind, size]), scales[_LATENCY_S])
-    row[_OWN_PREFILL] = log_of(_seconds(tables.prefill_ps[kind, size, tokens]), scales[_LATENCY_S])
+    row[_OWN_PREFILL] = log_of(_seconds(tables.profiled_prefill_ps[kind, size, tokens]), scales[_LATENCY_S])
     row[_DECODE] = log_of(own, scales[_ITERATION_S])
     row[_NODE_CYCLE] = log_of(cycle + own, scales[_ITERATION_S])
     now_s = _seconds(world.clock[0].now_ps)

@@ -46,13 +46,10 @@ def pool_blocks(tables: SharingTables, model: int, kv: int) -> int:
 
 
 @compiled
-def resize_ps(tables: SharingTables, old: int, new: int) -> int:
-    """How long a resize takes (`calibration.transitions.kv_resize_s`)."""
-    parameters = tables.parameters[0]
+def resize_ps(tables: SharingTables, kind: int, old: int, new: int) -> int:
+    """How long a resize takes on a kind of node (`calibration.transitions.kv_resize_s`)."""
     copied, created = min(old, new), max(new - old, 0)
-    return int(
-        (copied * parameters.copy_fs_per_byte + created * parameters.create_fs_per_byte) / _FS_PER_PS + 0.5
-    )
+    return int((copied * tables.resize_fs[kind, 0] + created * tables.resize_fs[kind, 1]) / _FS_PER_PS + 0.5)
 
 
 @compiled
@@ -178,7 +175,8 @@ def begin_resize(world: SharingWorld, tables: SharingTables, i: int, kv: int) ->
         _run_out_of_memory(world, tables, i)
         return False
     instance.status, instance.target, instance.idle_ps = RESIZING, kv, NEVER
-    instance.due_ps = _begins_at(world, tables, i) + resize_ps(tables, instance.kv, kv)
+    kind = world.nodes[node_of(tables, i)].kind
+    instance.due_ps = _begins_at(world, tables, i) + resize_ps(tables, kind, instance.kv, kv)
     _hold_memory(world, tables, i, held)
     return True
 

@@ -3,36 +3,34 @@
 From the paper (section 8.1): 4 CPU and 4 GPU nodes, models of 3B, 7B and 13B, functions of the Azure Functions trace of
 2019 mapped to models, its first 30 minutes, lengths of the Azure LLM conversation trace, the SLOs.
 
-Ours, because the paper does not publish it: which functions were drawn (here anew for every seed), when in a minute
-they are invoked (uniformly), how long a request waits before it is dropped (the environment's patience), and the
-watermark. Iteration times on CPU nodes are a roofline; every claim that rests on them says so. Where the trace is not
-on this machine, functions are drawn from the fit to it.
-
-The load: functions drawn uniformly load the nodes far less than the paper's. Its sllm uses 3.2 GPU nodes for 32 models
-of 3B (section 8.2); ours uses 0.9 with the trace as it is, and 3.1 with its time squeezed by five (test split, ten
-minutes, three seeds). So every figure is taken at this squeeze, chosen by sllm's nodes alone, but after the gains
-without it had been seen, which are shown as well.
+Ours, because the paper does not publish it: what `choices.py` lists, which functions were drawn (here anew for every
+seed), and when in a minute they are invoked (uniformly). Iteration times on CPU nodes are a roofline; every claim that
+rests on them says so. Where the trace is not on this machine, functions are drawn from the fit to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from serving_gym.baselines.policy import Policy
-from serving_gym.envs.interface.metrics import FloatArray
-from serving_gym.envs.machines.shared_nodes import SharingSpec
+from serving_gym.envs.interface.metrics import FloatArray, RequestRecords
+from serving_gym.envs.machines.shared_nodes import TESTBED, SharingSpec
 from serving_gym.envs.sharing.env import SharingEnv
+from serving_gym.envs.simulator.sharing.build import ManagerSpec
 from serving_gym.envs.workload.functions import minute_counts
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.configuration.make import make_env
-from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.configuration.policies import load_policy, policy_config
 from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.choices import make_choices
 from serving_gym.runners.reproduction.claims import claim_of
+from serving_gym.runners.reproduction.llm_mesh.choices import FIGURE_8, LITERAL, MeshChoices
+from serving_gym.runners.reproduction.llm_mesh.timeline import Timeline, Watched
 from serving_gym.runners.reproduction.parts import PaperStudy, num_seeds
 from serving_gym.runners.rollouts.rollout import run_episode
 
@@ -45,7 +43,6 @@ COUNTS = (32, 64, 128)
 MINUTES = 30
 ENGINE = "vllm-0.6"  # the release closest to the paper's 0.5.2
 QUICK_MINUTES = 2
-SQUEEZE = 5.0  # of the trace's time; by sllm's GPU nodes for 32 models of 3B
 ROOFLINE = "CPU iteration times are a roofline, not measured."
 OTHER_FUNCTIONS = "which functions were drawn is not published"
 
@@ -59,14 +56,18 @@ class Cell:
         num_models: Models.
         sizes: Their sizes, as the paper calls them.
         ratio: Models of each size, relative.
-        squeeze: Of the trace's time.
+        squeeze: Of the trace's time; None: the load of the choices.
+        popularity: As in `envs.workload.functions`; None: functions are drawn.
+        gpus_only: Whether there are no CPU nodes.
     """
 
     policy: str
     num_models: int
     sizes: tuple[str, ...]
     ratio: tuple[int, ...] = (1,)
-    squeeze: float = SQUEEZE
+    squeeze: float | None = None
+    popularity: float | None = None
+    gpus_only: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +82,9 @@ class Outcome:
         nodes: Nodes of each kind in use, mean over the episode.
         tokens_per_s: Output tokens a second of each kind of node, while in use.
         reward: Return of the episode.
+        largest_share: Share of the requests that the function with most of them has.
+        timeline: What the nodes held over time, as the policy saw it.
+        records: What happened to every request.
     """
 
     ttft_s: FloatArray
@@ -90,6 +94,9 @@ class Outcome:
     nodes: dict[str, float]
     tokens_per_s: dict[str, float]
     reward: float
+    largest_share: float
+    timeline: Timeline
+    records: RequestRecords
 
     @property
     def arrived(self) -> int:
@@ -101,8 +108,17 @@ class Outcome:
 class Study(PaperStudy):
     """Runs systems, each cell once."""
 
+    _choices: MeshChoices = field(init=False)
     _known: dict[Cell, tuple[Outcome, ...]] = field(default_factory=dict)
     _policies: dict[str, Policy] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._choices = make_choices(MeshChoices, self.config.choices)
+
+    @property
+    def choices(self) -> MeshChoices:
+        """What the evaluation takes where the paper is silent."""
+        return self._choices
 
     @cached_property
     def source(self) -> str:
@@ -117,7 +133,7 @@ class Study(PaperStudy):
     def note(self) -> str:
         """What every figure of a run rests on."""
         fitted = "" if self.source == "functions_2019" else " Functions are drawn from the fit to the trace."
-        return f"{ROOFLINE} The trace is squeezed by {SQUEEZE:g}.{fitted}"
+        return f"{ROOFLINE} The trace is squeezed by {self.choices.load:g}.{fitted}"
 
     def outcomes(self, cell: Cell) -> tuple[Outcome, ...]:
         """What a system achieves, one a seed; the requests are the same for all systems."""
@@ -155,27 +171,53 @@ class Study(PaperStudy):
         return np.concatenate([outcome.ttft_s for outcome in self.outcomes(cell)])
 
     def _env(self, cell: Cell) -> SharingEnv:
-        minutes = round(cell.squeeze * (QUICK_MINUTES if self.config.quick else MINUTES))
+        choices = self.choices
+        squeeze = choices.load if cell.squeeze is None else cell.squeeze
+        minutes = round(squeeze * (QUICK_MINUTES if self.config.quick else MINUTES))
         params = {
             "num_models": cell.num_models,
             "sizes": tuple(SIZES[size] for size in cell.sizes),
             "ratio": cell.ratio,
             "minutes": minutes if self.source == "functions_2019" else min(minutes, MINUTES),
+            "largest_share": choices.largest_share,
+            "popularity": cell.popularity,
         }
         workload = WorkloadSpec(
-            name=self.source, params=params, num_requests=self.config.requests, rate_scale=cell.squeeze
+            name=self.source, params=params, num_requests=self.config.requests, rate_scale=squeeze
         )
         env: Any = make_env(
             "sharing",
             workload=workload,
             split=self.config.split,
-            cluster=SharingSpec(engine=ENGINE, front_end="none"),
+            cluster=self._cluster(cell),
+            manager=ManagerSpec(patience_s=choices.patience_s),
         )
         return env.unwrapped
 
+    def _cluster(self, cell: Cell) -> SharingSpec:
+        choices = self.choices
+        nodes = tuple(
+            replace(
+                node,
+                time_factor=choices.iterations,
+                kv_resize=choices.cpu_resize if node.is_cpu else FIGURE_8,
+            )
+            for node in TESTBED
+            if not (cell.gpus_only and node.is_cpu)
+        )
+        return SharingSpec(nodes=nodes, engine=ENGINE, front_end="none", profile_error=choices.profile_error)
+
     def _policy(self, name: str) -> Policy:
         if name not in self._policies:
-            self._policies[name] = load_policy(name)
+            config = policy_config(name, "sharing")
+            if config["name"] == MESH:
+                own: dict[str, Any] = {"watermark": self.choices.watermark}
+                if self.choices.reading == LITERAL:
+                    own |= {"reclaim": "none", "late": "drop"}
+                config = {**config, "params": {**own, **config.get("params", {})}}
+                if name == MESH:
+                    config["params"] |= own
+            self._policies[name] = load_policy(config)
         return self._policies[name]
 
 
@@ -190,13 +232,16 @@ def grid(config: ReproduceConfig) -> list[tuple[int, str]]:
     return [(32, "3B"), (64, "7B"), (128, "7B"), (128, "13B")] if config.quick else whole
 
 
-def cells_of(systems: Sequence[str], rows: Iterable[tuple[int, str]], squeeze: float = SQUEEZE) -> list[Cell]:
+def cells_of(
+    systems: Sequence[str], rows: Iterable[tuple[int, str]], squeeze: float | None = None
+) -> list[Cell]:
     """Every system on every row of figure 12."""
     return [Cell(system, count, (size,), squeeze=squeeze) for count, size in rows for system in systems]
 
 
 def _outcome(env: SharingEnv, policy: Policy, seed: int) -> Outcome:
-    episode = run_episode(env, policy, seed)
+    watched = Watched(policy)
+    episode = run_episode(env, watched, seed)
     records, setting = episode.records, env.core.setting
     slo = env.core.slos[0]
     ttft_slo_s = slo.ttft_limits_s(records.input_tokens)
@@ -220,4 +265,7 @@ def _outcome(env: SharingEnv, policy: Policy, seed: int) -> Outcome:
         nodes=nodes,
         tokens_per_s=tokens_per_s,
         reward=float(episode.metrics["return"]),
+        largest_share=float(np.bincount(env.core.simulator.workload.model_id).max() / len(records.arrival_s)),
+        timeline=watched.timeline(episode.duration_s),
+        records=records,
     )

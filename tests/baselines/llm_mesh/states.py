@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from serving_gym.calibration.transitions import KV_COPY_S_PER_BYTE, KV_CREATE_S_PER_BYTE
 from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.envs.interface.sharing import (
     FINISHED_DTYPE,
@@ -42,6 +43,7 @@ def setting(kinds=("gpu", "gpu"), memory_tokens=10_000, num_models=3, **changes)
         "keep_alive_s": 1.0,
         "load_s": np.full((len(names), 1), 0.5),
         "unload_s": 0.1,
+        "resize_s_per_byte": np.full((len(names), 2), (KV_COPY_S_PER_BYTE, KV_CREATE_S_PER_BYTE)),
     }
     return SharingSetting(**{**values, **changes})
 

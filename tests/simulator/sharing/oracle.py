@@ -243,7 +243,8 @@ class Oracle:
             self.empty(instance)
             return
         copied, created = min(instance.kv, kv), max(kv - instance.kv, 0)
-        cost = copied * self.p["copy_fs_per_byte"] + created * self.p["create_fs_per_byte"]
+        kept_fs, added_fs = self.t.resize_fs[node.kind].tolist()
+        cost = copied * kept_fs + created * added_fs
         instance.due = self.begins(instance) + int(cost / 1000 + 0.5)
         instance.status, instance.target, instance.idle = "resizing", kv, NEVER
 

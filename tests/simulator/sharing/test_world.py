@@ -197,7 +197,7 @@ def test_a_resize_stops_its_instance_and_holds_the_larger_pool():
 @pytest.mark.parametrize(("new_gb", "seconds"), [(16, 0.3), (64, 1.9)])
 def test_resizes_take_what_figure_8_says(new_gb, seconds):
     setting = simulator_of(requests_of((0.0, 1, 1, 0)), ONE).setting
-    assert setting.resize_s(32 * 10**9, new_gb * 10**9) == pytest.approx(seconds)
+    assert setting.resize_s(0, 32 * 10**9, new_gb * 10**9) == pytest.approx(seconds)
 
 
 def test_an_idle_instance_is_unloaded_after_a_second():
@@ -327,3 +327,30 @@ def test_the_promise_to_a_long_prompt_is_longer():
     assert summarise(records, {"standard": slo}, ("standard",), 3.0)["ttft_attainment"] == 0.5
     with pytest.raises(ValueError, match="ttft_s_per_token must be finite and not negative"):
         LengthSLO(1.0, 1.0, -1.0)
+
+
+def test_profiles_are_off_by_no_more_than_said_and_the_world_is_as_it_was():
+    exact = simulator_of(requests_of((0.0, 100, 20, 0)), ONE)
+    noisy, same, other = (
+        simulator_of(requests_of((0.0, 100, 20, 0)), replace(ONE, profile_error=0.1, profile_seed=seed))
+        for seed in (0, 0, 1)
+    )
+    for name in ("prefill_s", "decode_s", "context_s"):
+        truth, known = getattr(exact.setting, name), getattr(noisy.setting, name)
+        off = np.log(known[truth > 0] / truth[truth > 0])
+        assert 0 < np.abs(off).max() <= 0.1 + 1e-6
+        np.testing.assert_array_equal(known, getattr(same.setting, name))
+        assert not np.array_equal(known, getattr(other.setting, name))
+    for simulator in (exact, noisy):
+        drive(simulator, [NewInstance(0, GIB4)])
+    np.testing.assert_array_equal(exact.results().finish_s, noisy.results().finish_s)
+
+
+def test_nodes_may_resize_at_the_speed_of_their_memory():
+    nodes = (NodeSpec("cpu", "Xeon-32c-AMX", 1, kv_resize="memory"), NodeSpec("gpu", "A100-80GB", 1))
+    setting = simulator_of(requests_of((0.0, 1, 1, 0)), replace(ONE, nodes=nodes)).setting
+    byte_s = 1 / (0.7 * 307.2e9)
+    assert setting.resize_s(0, 10**9, 3 * 10**9) == pytest.approx(2e9 * byte_s + 2e9 * byte_s)
+    assert setting.resize_s(1, 32 * 10**9, 16 * 10**9) == pytest.approx(0.3)
+    with pytest.raises(ValueError, match="kv_resize"):
+        NodeSpec("cpu", "Xeon-32c-AMX", 1, kv_resize="memroy")
