@@ -55,6 +55,7 @@ class SageServePolicy(Autoscaler, Configured[SageServeScalingConfig]):
     """
 
     name = "sageserve"
+    period_s = 15.0  # section 4: no two changes within 15 s
 
     def __init__(self, config: SageServeScalingConfig | None = None) -> None:
         super().__init__(config)

@@ -38,6 +38,7 @@ class ReactivePolicy(Autoscaler, Configured[ReactiveConfig]):
     """
 
     name = "sageserve_reactive"
+    period_s = 15.0  # section 4: no two changes within 15 s
 
     def begin(self) -> None:
         """Forgets when it acted."""

@@ -27,7 +27,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_policies_with_constants_are_tuned_and_saved(folder: Path, capsys: pytest.CaptureFixture[str]):
-    words = [*BUDGET, "tasks=[small]", "save=true", f"out={folder / 'out'}", "--config-dir", f"{folder / 'conf'}"]
+    words = [
+        *BUDGET,
+        "tasks=[small]",
+        "save=true",
+        f"out={folder / 'out'}",
+        "--config-dir",
+        f"{folder / 'conf'}",
+    ]
     assert tune_task.main(words) == 0
     found = json.loads((folder / "out" / "dynamo_kv.json").read_text())
     assert found["tuned"] >= found["before"]
@@ -35,9 +42,7 @@ def test_policies_with_constants_are_tuned_and_saved(folder: Path, capsys: pytes
     saved = folder / "conf" / "policy" / "dynamo_kv_tuned.yaml"
     assert yaml.safe_load(saved.read_text())["params"] == found["params"]
     head = saved.read_text().splitlines()
-    assert head[0] == (
-        "# Tuned on small/chat, small/code; validation split, 1 seeds from 0, 4 candidates:"
-    )
+    assert head[0] == ("# Tuned on small/chat, small/code; validation split, 1 seeds from 0, 4 candidates:")
     assert head[1].startswith("# mean share of jsq's return -")
     assert not (folder / "out" / "jsq.json").exists()  # declares none
     assert not (folder / "out" / "linear_score_tuned.json").exists()  # is a result of tuning
