@@ -63,15 +63,8 @@ class Watched:
     _used: list[Any] = field(default_factory=list)
     _kinds: Any = None
 
-    @property
-    def name(self) -> str:
-        """The policy's."""
-        return self.policy.name
-
-    @property
-    def clairvoyant(self) -> bool:
-        """The policy's."""
-        return self.policy.clairvoyant
+    def __post_init__(self) -> None:
+        self.name, self.clairvoyant = self.policy.name, self.policy.clairvoyant
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Resets the policy, and forgets what was noted."""
