@@ -102,7 +102,7 @@ def varied(config: ReproduceConfig, paper: Paper, made: Mapping[str, Sequence[Cl
     found = {name: list(claims) for name, claims in made.items()}
     for variation in variations(make_choices(paper.choices, config.choices), config.sensitivity, made):
         words = {**config.choices, variation.choice: variation.value}
-        other = replace(config, choices=words, only=variation.parts)
+        other = replace(config, choices=words, only=variation.parts, save=False)
         for name, claims in run_parts(other, paper, quiet=True):
             found[name] = with_variation(found[name], variation.choice, variation.value, claims)
         yield found

@@ -108,7 +108,7 @@ def test_unknown_sensitivity_is_refused_before_anything_runs():
 def test_parts_are_kept_one_by_one_and_the_page_counts_them(tmp_path: Path, monkeypatch):
     task = type("Overrides", (), {"task": ["paper=someone", "save=true", "out=x"]})
     monkeypatch.setattr(page.HydraConfig, "get", lambda: type("Config", (), {"overrides": task}))
-    config, first = made(sensitivity=("load", "gate"))
+    config, first = made(sensitivity=("load", "gate"), save=True)
     page.keep("someone", {"serving": first["serving"]}, tmp_path)
     *_, found = varied(config, PAPER, first)
     page.keep("someone", {"other": found["other"]}, tmp_path)
