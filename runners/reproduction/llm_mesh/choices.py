@@ -50,3 +50,8 @@ class MeshChoices:
     mix_models: int = choice(
         64, 32, 128, parts=("mixes",), why="Section 8.4 does not say how many models there are."
     )
+    top: float = choice(
+        0.01, 0.002, 0.0, parts=("footprint",),
+        why="Figure 4's function is the trace's 1st percentile by requests; the sample read here has "
+        "1,010 of its functions, and how many of them are above it is not known. 0 is the function with most requests.",
+    )  # fmt: skip

@@ -7,10 +7,11 @@ import numpy as np
 from serving_gym.calibration.models import get_model
 from serving_gym.envs.interface.metrics import FloatArray
 from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.choices import make_choices
 from serving_gym.runners.reproduction.claims import INPUT, Claim, at_least, at_most, near
+from serving_gym.runners.reproduction.llm_mesh.choices import MeshChoices
 from serving_gym.runners.reproduction.llm_mesh.study import SIZES, SLLM, Cell, Outcome, Study, make_claim
 
-TOP = 0.01  # of the functions sorted by requests: "Top 1%"
 MODELS = ("7B", "13B")
 PEAK_GB = {"7B": 169.0, "13B": 263.0}
 WEIGHTS_GB = {"7B": 14.0, "13B": 26.0}
@@ -21,20 +22,21 @@ _STEP_S = 0.5
 
 def cells(config: ReproduceConfig) -> list[Cell]:
     """What is run: sllm's exclusive nodes, GPUs alone."""
-    return [_cell(size) for size in MODELS]
+    top = make_choices(MeshChoices, config.choices).top
+    return [_cell(size, top) for size in MODELS]
 
 
-def _cell(size: str) -> Cell:
-    return Cell(SLLM, 1, (size,), popularity=TOP, gpus_only=True)
+def _cell(size: str, top: float) -> Cell:
+    return Cell(SLLM, 1, (size,), popularity=top, gpus_only=True)
 
 
 def claims(study: Study) -> list[Claim]:
     """The figures that section 3.2 gives."""
-    rows = []
+    rows, top = [], study.choices.top
     for size in MODELS:
-        used = [footprint_gb(outcome, SIZES[size]) for outcome in study.outcomes(_cell(size))]
+        used = [footprint_gb(outcome, SIZES[size]) for outcome in study.outcomes(_cell(size, top))]
         peak, half = max(float(gb.max()) for gb in used), float(np.median(np.concatenate(used)))
-        note = f"sllm on 4 A100, the function at the 1st percentile. {study.note}"
+        note = f"sllm on 4 A100, the function at percentile {top:.1%}. {study.note}"
         rows += [
             make_claim(
                 "3.2, figure 4",
