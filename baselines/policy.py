@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, fields
+from numbers import Real
 from typing import (
     Any,
     ClassVar,
@@ -36,6 +37,7 @@ __all__ = [
     "Tunable",
     "period_of",
     "tunable",
+    "tunable_choice",
 ]
 
 # A command, an index of the environment's action space, or None: leave all as it is (a request stays in the queue).
@@ -73,8 +75,13 @@ def period_of(policy: Any) -> float | None:
 
     Args:
         policy: A `Policy`.
+
+    Raises:
+        ValueError: It is no number.
     """
     period_s = getattr(policy, "period_s", None)
+    if period_s is not None and (isinstance(period_s, bool) or not isinstance(period_s, Real)):
+        raise ValueError(f"period_s of policy {policy.name!r} must be seconds or None, got {period_s!r}")
     return None if period_s is None else float(period_s)
 
 

@@ -18,9 +18,9 @@ import sys
 from pathlib import Path
 
 from serving_gym.runners.command_line.cli import command
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reporting.tables import print_results_in
 from serving_gym.runners.reproduction.claims import Claim, print_claims, write_claims
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.flying_serving import evaluation as flying_serving
 from serving_gym.runners.reproduction.flying_serving.choices import FlyingChoices
 from serving_gym.runners.reproduction.llm_mesh import evaluation as llm_mesh

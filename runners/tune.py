@@ -10,8 +10,6 @@ same seeds. The score is the mean return; with `reference=static_dp` each return
 from __future__ import annotations
 
 import dataclasses
-import re
-import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,8 +17,6 @@ from typing import Any, cast
 
 import numpy as np
 import pandas as pd
-import yaml
-from hydra.core.hydra_config import HydraConfig
 from numpy.typing import NDArray
 
 from serving_gym.agents.learners.returns import shares
@@ -28,7 +24,6 @@ from serving_gym.baselines.policy import BatchPolicy, Policy, Tunable
 from serving_gym.baselines.registry import policy_tunables
 from serving_gym.envs.registration import make_vector_env
 from serving_gym.runners.command_line.cli import command
-from serving_gym.runners.configuration.folders import config_folders, search_path
 from serving_gym.runners.configuration.policies import load_policy, policy_label
 from serving_gym.runners.configuration.schema import TuneConfig
 from serving_gym.runners.reporting.engine_lines import say_engines
@@ -39,6 +34,7 @@ from serving_gym.runners.reporting.trace_lines import say_traces
 from serving_gym.runners.reporting.trackers import make_tracker
 from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
 from serving_gym.runners.tuning.cma_es import search
+from serving_gym.runners.tuning.tuned_file import command_line, save_tuned, tuned_text
 
 
 @command("tune", TuneConfig)
@@ -120,20 +116,17 @@ def _write(
     best: Mapping[str, Any],
     params: Mapping[str, Any],
 ) -> None:
-    words = [str(word) for word in HydraConfig.get().overrides.task]
-    found_by = shlex.join(["python", "-m", "runners.tune", *search_path(), *words])
+    found_by = command_line("tune")
     figure = "mean return" if config.reference is None else f"mean share of {config.reference}'s return"
     if config.clip is not None:
         figure += f" (within {config.clip:g} of it)"
     figures = f"{figure} {before['return']:.5g} before, {best['return']:.5g} tuned"
     where = f"{config.workload.name}, {config.split} split, {config.seeds} seeds from {config.first_seed}"
-    header = f"# Tuned on {where}: {figures}.\n# {found_by}\n"
-    text = header + yaml.safe_dump({"name": config.policy["name"], "params": dict(params)}, sort_keys=False)
+    text = tuned_text([f"Tuned on {where}: {figures}.", found_by], config.policy["name"], params)
     write_text(out / "tuned.yaml", text)
     write_json(out / "tuning.json", {"command": found_by, "before": before, "tuned": best, "params": params})
     if config.save:
-        name = re.sub(r"\W+", "_", policy_label(config.policy)).strip("_")
-        write_text(config_folders()[-1] / "policy" / f"{name}_tuned.yaml", text)
+        save_tuned(policy_label(config.policy), text)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ begun again with the same `out` goes on with the policies that are left.
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,28 +20,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
-from hydra.core.hydra_config import HydraConfig
 
 from serving_gym.agents.learners.returns import shares
 from serving_gym.baselines.policy import Policy
 from serving_gym.baselines.registry import policy_tunables
+from serving_gym.calibration.fields import check_within
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.registration import Environment
 from serving_gym.envs.workload.registry import SPLITS
 from serving_gym.runners.benchmark.benchmark import load_task, stratum_configs, task_names
 from serving_gym.runners.command_line.cli import command
-from serving_gym.runners.configuration.folders import config_folders, search_path
 from serving_gym.runners.configuration.policies import is_checkpoint, load_policy, policy_config
 from serving_gym.runners.configuration.schema import check_least
-from serving_gym.runners.reporting.output import write_json, write_text
+from serving_gym.runners.reporting.output import write_json
 from serving_gym.runners.reporting.progress import progress_bar, say
 from serving_gym.runners.reporting.tables import print_results_in, print_table
 from serving_gym.runners.rollouts.processes import available_cores, call_in_processes
 from serving_gym.runners.rollouts.rollout import run_episode
 from serving_gym.runners.tuning.cma_es import search
-
-_TUNED = "_tuned"  # end of the names of tuned policies
+from serving_gym.runners.tuning.tuned_file import TUNED, command_line, save_tuned, tuned_text
 
 
 @dataclass(frozen=True)
@@ -77,13 +72,16 @@ class TuneTaskConfig:
     save: bool = False
 
     def __post_init__(self) -> None:
+        if not self.tasks:
+            raise ValueError("tasks must name a task of the benchmark")
         for name in self.tasks:
             check_choice("task", name, task_names())
         check_choice("split", self.split, [split for split in SPLITS if split in ("train", "validation")])
         for name, least in (("seeds", 1), ("first_seed", 0), ("evaluations", 1)):
             check_least(name, getattr(self, name), least)
-        if not 0 < self.sigma <= 1:
-            raise ValueError(f"sigma must lie within (0, 1], got {self.sigma}")
+        if self.processes is not None:
+            check_least("processes", self.processes, 1)
+        check_within(self, "(0, 1]", "sigma")
 
 
 @dataclass
@@ -169,35 +167,68 @@ def _run(one: Search) -> dict[str, Any]:
     return one()
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is tuned, and on what.
+
+    Attributes:
+        settings: Environment of each workload.
+        workloads: Their names, TASK/WORKLOAD.
+        reference: Policy whose returns others are shares of.
+        policies: Names of the policies to tune.
+    """
+
+    settings: tuple[Environment, ...]
+    workloads: tuple[str, ...]
+    reference: str
+    policies: tuple[str, ...]
+
+    def budget(self, config: TuneTaskConfig) -> dict[str, Any]:
+        """What the results of all policies must have in common."""
+        names = ("split", "seeds", "first_seed", "evaluations", "sigma", "search_seed")
+        common = {name: getattr(config, name) for name in names}
+        return {"workloads": list(self.workloads), "reference": self.reference, **common}
+
+
 @command("tune_task", TuneTaskConfig)
 def main(config: TuneTaskConfig, out: Path) -> None:
     """Runs the command."""
-    settings, workloads, reference, names = _plan(config)
-    left = [name for name in names if not (out / f"{name}.json").is_file()]
-    searches = [(Search(name, settings, reference, config),) for name in left]
+    plan = _plan(config)
+    budget, kept = plan.budget(config), _kept(out, plan)
+    for name, found in kept.items():
+        if found["budget"] != budget:
+            raise ValueError(
+                f"out={str(out)!r} has results of {name} with another budget; choose another folder"
+            )
+    left = [name for name in plan.policies if name not in kept]
+    searches = [(Search(name, plan.settings, plan.reference, config),) for name in left]
+    processes = min(config.processes or available_cores(), max(len(left), 1))
     with progress_bar(len(left), f"tune {', '.join(config.tasks)}", "policy") as bar:
-        for _, found in call_in_processes(
-            _run, searches, min(config.processes or available_cores(), max(len(left), 1))
-        ):
-            write_json(out / f"{found['policy']}.json", found)
+        for _, found in call_in_processes(_run, searches, processes):
+            write_json(out / f"{found['policy']}.json", {**found, "budget": budget})
             if config.save:
-                _save(config, found, workloads, reference)
+                _save(config, found, plan)
             say(bar, f"{found['policy']}: {found['before']:.4g} -> {found['tuned']:.4g}")
             bar.update()
-    results = [json.loads((out / f"{name}.json").read_text()) for name in names]
     print_table(
-        f"{', '.join(config.tasks)}, {config.split}: mean return in shares of {reference}'s",
+        f"{', '.join(config.tasks)}, {config.split}: mean return in shares of {plan.reference}'s",
         ("policy", "before", "tuned"),
-        [(found["policy"], found["before"], found["tuned"]) for found in results],
+        [(found["policy"], found["before"], found["tuned"]) for found in _kept(out, plan).values()],
     )
     print_results_in(out)
 
 
-def _plan(config: TuneTaskConfig) -> tuple[tuple[Environment, ...], list[str], str, list[str]]:
-    """Environments, names of the workloads, the reference, and the policies to tune.
+def _kept(out: Path, plan: Plan) -> dict[str, dict[str, Any]]:
+    """Results that a run directory has, by policy."""
+    paths = {name: out / f"{name}.json" for name in plan.policies}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.is_file()}
+
+
+def _plan(config: TuneTaskConfig) -> Plan:
+    """What the words ask for.
 
     Raises:
-        ValueError: A policy declares no constants, or none is left.
+        ValueError: The tasks are of several environments, or a policy declares no constants or fits none of them.
     """
     settings: list[Environment] = []
     workloads: list[str] = []
@@ -208,33 +239,28 @@ def _plan(config: TuneTaskConfig) -> tuple[tuple[Environment, ...], list[str], s
         for stratum, each in stratum_configs(task, task.strata)[0].items():
             settings.append(each.environment.changed(split=config.split))
             workloads.append(f"{name}/{stratum}")
+    environments = sorted({setting.name for setting in settings})
+    if len(environments) > 1:
+        raise ValueError(f"tasks must be of one environment, got {' and '.join(environments)}")
     heuristics = [name for name in listed if not is_checkpoint(name) and not load_policy(name).clairvoyant]
     constants = {name: policy_tunables(policy_config(name)["name"]) for name in heuristics}
     reference = next((name for name in heuristics if not constants[name]), heuristics[0])
-    if config.policies is None:
-        return (
-            tuple(settings),
-            workloads,
-            reference,
-            [name for name in heuristics if constants[name] and not name.endswith(_TUNED)],
-        )
-    for name in config.policies:
+    chosen = [name for name in heuristics if constants[name] and not name.endswith(TUNED)]
+    for name in config.policies or ():
+        load_policy(name, environments[0])
         if not policy_tunables(policy_config(name)["name"]):
             raise ValueError(f"policy {name!r} declares no constants to tune")
-    return tuple(settings), workloads, reference, list(config.policies)
+    return Plan(tuple(settings), tuple(workloads), reference, config.policies or tuple(chosen))
 
 
-def _save(config: TuneTaskConfig, found: Mapping[str, Any], workloads: Sequence[str], reference: str) -> None:
-    words = [str(word) for word in HydraConfig.get().overrides.task if not str(word).startswith("out=")]
-    command_line = shlex.join(["python", "-m", "runners.tune_task", *search_path(), *words])
-    header = (
-        f"# Tuned on {', '.join(workloads)}; {config.split} split, {config.seeds} seeds from {config.first_seed}, "
-        f"{found['candidates']} candidates:\n# mean share of {reference}'s return {found['before']:.5g} before, "
-        f"{found['tuned']:.5g} tuned.\n# {command_line}\n"
-    )
-    text = header + yaml.safe_dump({"name": found["name"], "params": found["params"]}, sort_keys=False)
-    name = re.sub(r"\W+", "_", found["policy"]).strip("_")
-    write_text(config_folders()[-1] / "policy" / f"{name}{_TUNED}.yaml", text)
+def _save(config: TuneTaskConfig, found: Mapping[str, Any], plan: Plan) -> None:
+    head = [
+        f"Tuned on {', '.join(plan.workloads)}; {config.split} split, {config.seeds} seeds from {config.first_seed}, "
+        f"{found['candidates']} candidates:",
+        f"mean share of {plan.reference}'s return {found['before']:.5g} before, {found['tuned']:.5g} tuned.",
+        command_line("tune_task"),
+    ]
+    save_tuned(found["policy"], tuned_text(head, found["name"], found["params"]))
 
 
 if __name__ == "__main__":

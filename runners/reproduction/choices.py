@@ -9,6 +9,7 @@ Each paper has one frozen dataclass whose fields are made by `choice`:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -45,6 +46,11 @@ class Choice:
         """
         known = (self.default, *self.alternatives)
         value = _tuples(value)
+        numbers = [one for one in known if isinstance(one, (int, float))]
+        if value not in known and any(not _possible(part, numbers) for part in _parts(value)):
+            raise ValueError(
+                f"choices.{self.name} is {value!r}; it must be finite and of the sign of {self.default!r}"
+            )
         if value in known and isinstance(value, bool) == any(isinstance(one, bool) for one in known):
             return value
         if any(isinstance(one, str) for one in known):
@@ -65,11 +71,6 @@ class Choice:
 def choice(default: Any, *alternatives: Any, parts: Sequence[str], why: str) -> Any:
     """A field of a paper's dataclass of choices; arguments as in `Choice`."""
     return field(default=default, metadata={_CHOICE: (alternatives, tuple(parts), why)})
-
-
-@dataclass(frozen=True)
-class NoChoices:
-    """Of a paper whose evaluation leaves nothing to choose."""
 
 
 def choices_in(kind: type[Any]) -> dict[str, Choice]:
@@ -143,3 +144,14 @@ def _tuples(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(_tuples(one) for one in value)
     return value
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _possible(value: Any, numbers: Sequence[float]) -> bool:
+    """Whether a number is finite, and not negative where no known value is."""
+    if not isinstance(value, (int, float)):
+        return True
+    return math.isfinite(value) and (value >= 0 or any(number < 0 for number in numbers))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-
-from serving_gym.runners.reporting.output import write_json, write_text
+from serving_gym.envs.interface.metrics import to_jsonable
+from serving_gym.runners.reporting.output import write_text
 from serving_gym.runners.reproduction.choices import choices_in
 from serving_gym.runners.reproduction.claims import (
     CONTRADICTED,
@@ -21,14 +19,15 @@ from serving_gym.runners.reproduction.claims import (
     VERDICTS,
     Claim,
 )
+from serving_gym.runners.tuning.tuned_file import command_line
 
 FOLDER = Path(__file__).resolve().parent / "results"
 PAGE = Path(__file__).resolve().parents[2] / "REPRODUCTION.md"
 _HEAD = """# The papers' figures, and ours
 
 What each paper reports beside what this simulator gives, in the paper's own world: its models, rates, lengths, limits
-and promises. Written by `python -m runners.reproduce paper=NAME save=true`, never by hand. Rules have two sides and
-were fixed before our figures were known. *Holds under stated conditions*: not as the study is set up, but under one of
+and promises. Written by `python -m runners.reproduce paper=NAME save=true`, never by hand. Rules were fixed before our
+figures were known, save where [the README](runners/reproduction/README.md) of the reproductions says so. *Holds under stated conditions*: not as the study is set up, but under one of
 the other choices that the paper's text leaves open. Figures that the simulator is given (inputs) and the papers' worked
 examples are not counted as results. `python -m runners.reproduce paper=NAME sensitivity=[all]` repeats every other
 choice, `choices.NAME=VALUE` one of them."""
@@ -44,11 +43,17 @@ def keep(paper: str, made: Mapping[str, Sequence[Claim]], folder: Path = FOLDER)
     """
     path = folder / f"{paper}.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
-    words = [str(word) for word in HydraConfig.get().overrides.task if not str(word).startswith("out=")]
-    command = shlex.join(["python", "-m", "runners.reproduce", *words])
+    command = command_line("reproduce")
     for name, claims in made.items():
         kept[name] = {"command": command, "claims": [claim.to_row() for claim in claims]}
-    write_json(path, kept)
+    parts = (f" {json.dumps(name)}: {_part_text(part)}" for name, part in kept.items())
+    write_text(path, "{\n" + ",\n".join(parts) + "\n}\n")
+
+
+def _part_text(part: Mapping[str, Any]) -> str:
+    """A part, one line for each claim."""
+    claims = (f"  {json.dumps(to_jsonable(row), allow_nan=False)}" for row in part["claims"])
+    return f'{{"command": {json.dumps(part["command"])}, "claims": [\n' + ",\n".join(claims) + "\n ]}"
 
 
 def write_page(choices: Mapping[str, type[Any]], folder: Path = FOLDER, page: Path = PAGE) -> Path:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from serving_gym.calibration.lookup import check_choice
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reporting.progress import progress_bar, say
 from serving_gym.runners.reproduction.choices import check_sensitivity, make_choices, variations
 from serving_gym.runners.reproduction.claims import Claim, with_spread, with_variation
+from serving_gym.runners.reproduction.config import ReproduceConfig
 
 # Longest request that the papers' simulated engines take, tokens: replayed traces outgrow the contexts of their models.
 TRACE_MODEL_LEN = 32_768

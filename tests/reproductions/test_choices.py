@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction import page
 from serving_gym.runners.reproduction.choices import choice, make_choices
 from serving_gym.runners.reproduction.claims import CONTRADICTED, HOLDS, INPUT, UNDER, Claim, counts, near
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.parts import (
     Evaluation,
     Paper,
@@ -18,6 +18,7 @@ from serving_gym.runners.reproduction.parts import (
     total,
     varied,
 )
+from serving_gym.runners.tuning import tuned_file
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,9 @@ def test_choices_are_words(values, expected):
         ({"load": "high"}, "choices.load is 'high'; it must be of the kind of 0.9 or 0.5 or 1.0"),
         ({"gate": 1}, "choices.gate is 1; it must be of the kind of False or True"),
         ({"cap": 1.5}, "choices.cap is 1.5"),
+        ({"load": -1.0}, "choices.load is -1.0; it must be finite and of the sign of 0.9"),
+        ({"load": float("nan")}, "choices.load is nan; it must be finite"),
+        ({"widths": [4, -2]}, "it must be finite and of the sign of"),
     ],
 )
 def test_choices_that_do_not_fit_are_refused(values, message):
@@ -107,7 +111,8 @@ def test_unknown_sensitivity_is_refused_before_anything_runs():
 
 def test_parts_are_kept_one_by_one_and_the_page_counts_them(tmp_path: Path, monkeypatch):
     task = type("Overrides", (), {"task": ["paper=someone", "save=true", "out=x"]})
-    monkeypatch.setattr(page.HydraConfig, "get", lambda: type("Config", (), {"overrides": task}))
+    monkeypatch.setattr(tuned_file, "search_path", list)
+    monkeypatch.setattr(tuned_file.HydraConfig, "get", lambda: type("Config", (), {"overrides": task}))
     config, first = made(sensitivity=("load", "gate"), save=True)
     page.keep("someone", {"serving": first["serving"]}, tmp_path)
     *_, found = varied(config, PAPER, first)

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from serving_gym.envs.interface.commands import Redeploy, SetLayout
 from serving_gym.envs.workload.seeding import stream
 from serving_gym.runners import reproduce
 from serving_gym.runners.command_line.cli import USER_ERROR
-from serving_gym.runners.configuration.schema import PAPERS, ReproduceConfig, register_schemas
-from serving_gym.runners.reproduction.choices import NoChoices
+from serving_gym.runners.configuration.schema import register_schemas
 from serving_gym.runners.reproduction.claims import Claim, above, at_least, at_most, near, shown, write_claims
+from serving_gym.runners.reproduction.config import PAPERS, ReproduceConfig
 from serving_gym.runners.reproduction.flying_serving import switching
 from serving_gym.runners.reproduction.flying_serving.study import LLAMA, MODELS
 from serving_gym.runners.reproduction.measures import transition_s
@@ -230,6 +231,11 @@ def test_parts_that_are_named_are_made_alone(tmp_path: Path, capsys: pytest.Capt
     assert all(f"switching: {row['claim']}: " in err for row in rows)
 
 
+@dataclass(frozen=True)
+class Nothing:
+    """No choices."""
+
+
 def evaluation(made: list[str], quick: tuple[str, ...] | None = None) -> Callable[..., Evaluation]:
     """Three parts that say when they were made, of one, two and four steps."""
 
@@ -247,7 +253,7 @@ def evaluation(made: list[str], quick: tuple[str, ...] | None = None) -> Callabl
 def test_parts_run_in_their_own_order_and_each_as_it_is_asked_for():
     made: list[str] = []
     config = ReproduceConfig(out="unused", only=("third", "first"))
-    runs = run_parts(config, Paper(evaluation(made), "step", NoChoices))
+    runs = run_parts(config, Paper(evaluation(made), "step", Nothing))
     assert (next(runs)[0], made) == ("first", ["first"])  # the second has not begun
     assert (next(runs)[0], made) == ("third", ["first", "third"])
     assert list(runs) == []

@@ -10,9 +10,9 @@ import pytest
 
 from serving_gym.envs.workload.traces import DATA_VARIABLE
 from serving_gym.runners import reproduce
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reproduction.claims import INPUT, RESULT
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.llm_mesh import ablation, capacity, examples, footprint, mixes
 from serving_gym.runners.reproduction.llm_mesh.study import MESH, SLLM, Cell, Study, cells_of, num_steps
 from serving_gym.runners.reproduction.llm_mesh.timeline import Timeline

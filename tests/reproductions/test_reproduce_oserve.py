@@ -12,8 +12,8 @@ import pytest
 from serving_gym.baselines.oserve.forecast import MovingAverage
 from serving_gym.envs.workload.traces import DATA_VARIABLE
 from serving_gym.runners import reproduce
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.oserve import episodes, examples, forecasting, searching, switching
 from serving_gym.runners.reproduction.oserve.choices import OServeChoices
 from serving_gym.runners.reproduction.oserve.study import pools, study_of

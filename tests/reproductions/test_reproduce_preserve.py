@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from serving_gym.baselines.preserve.instance_scaler import PreServeScalingConfig
-from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.preserve.scaling import Scalers, sigma_of
 from serving_gym.runners.reproduction.preserve.study import Study
 from serving_gym.runners.reproduction.preserve.timelines import timeline

@@ -9,8 +9,8 @@ import pytest
 
 from serving_gym.envs.workload.tiers import IW_F, IW_N, NIW
 from serving_gym.runners import reproduce
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.sageserve import tiers
 from serving_gym.runners.reproduction.sageserve.choices import SageServeChoices
 from serving_gym.runners.reproduction.sageserve.study import (

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.preserve import scaling as preserve
 from serving_gym.runners.reproduction.sageserve import scaling as sageserve
 from serving_gym.runners.reproduction.sageserve.scaling_study import (
@@ -115,7 +115,9 @@ def test_a_short_day():
     assert len(counts) == 1
     assert counts.pop() > 1000
     assert outcomes[CHIRON].instance_h > outcomes[REACTIVE].instance_h
-    assert [line.split(":")[0] for line in lines] == [f"llama-2-70b, H100, {policy}" for policy in outcomes]
+    assert [line.split(":")[0] for line in lines] == [
+        f"llama-2-70b, H100, {policy}, seed 0" for policy in outcomes
+    ]
     assert all(f"{outcomes[LT_UA].instance_h:.1f} instance-hours" in line for line in lines[1:2])
 
 

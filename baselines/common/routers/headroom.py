@@ -10,6 +10,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.router import Router, in_flight_counts
+from serving_gym.baselines.common.routers.prefix_affinity import with_prefix
 from serving_gym.baselines.policy import Configured, Constants, tunable, tunable_choice
 from serving_gym.calibration.fields import check_not_negative, check_within
 from serving_gym.calibration.lookup import check_choice
@@ -96,34 +97,15 @@ class HeadroomRouter(Router, Configured[ConfigT]):
         missed = 2 * (spare_ttft < 0) + (spare_tpot < 0)
 
         able = np.flatnonzero(state.can_take)
-        able = self._with_prefix(able, share, ttft_s, config.strict_affinity)
+        able = with_prefix(able, share, config.strict_affinity, ttft_s, config.max_ttft_penalty_s)
         able = self._of_one_tier(able, missed)
-        able = self._with_prefix(able, share, ttft_s, config.loose_affinity)
+        able = with_prefix(able, share, config.loose_affinity, ttft_s, config.max_ttft_penalty_s)
         able, keeps_slo = self._of_one_group(able, missed, state)
         least_first = config.strategy == "least" or not keeps_slo
         scores = headroom_scores(
             spare_ttft[able], spare_tpot[able], config.ttft_weight, config.tpot_weight, least_first
         )
         return int(able[self.draw(scores)])
-
-    def _with_prefix(
-        self,
-        able: NDArray[np.intp],
-        share: NDArray[np.float64],
-        ttft: NDArray[np.float64],
-        least_share: float,
-    ) -> NDArray[np.intp]:
-        """Those that hold the prompt, unless they are too slow."""
-        if len(able) == 1 or least_share <= 0:
-            return able
-        sticks = share[able] >= least_share
-        if not sticks.any():
-            return able
-        sticky, others = able[sticks], able[~sticks]
-        penalty_s = self.config.max_ttft_penalty_s
-        if penalty_s > 0 and len(others) and ttft[sticky].min() - ttft[others].min() > penalty_s:
-            return able
-        return sticky
 
     def _of_one_tier(self, able: NDArray[np.intp], missed: NDArray[np.int64]) -> NDArray[np.intp]:
         """Those that keep both promises, or now and then those that do not."""

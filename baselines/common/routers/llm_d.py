@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from serving_gym.baselines.common.router import Router
 from serving_gym.baselines.common.routers.llm_d_legacy import block_index, prefix_blocks
 from serving_gym.baselines.common.routers.max_score import MaxScorePicker
+from serving_gym.baselines.common.routers.prefix_affinity import with_prefix
 from serving_gym.baselines.common.routers.uncached_load import UncachedLoad
 from serving_gym.baselines.policy import Action, Configured, Constants, tunable
 from serving_gym.calibration.fields import check_not_negative, check_positive, check_within
@@ -88,12 +89,4 @@ class LLMDPolicy(Router, Configured[LLMDConfig]):
             return able
         if config.explore_probability > 0 and self.rng.random() < config.explore_probability:
             return able
-        sticks = share[able] >= config.affinity
-        sticky, others = able[sticks], able[~sticks]
-        if not len(sticky):
-            return able
-        if config.saturation_tokens > 0 and len(others):
-            excess = in_flight[sticky].min() - in_flight[others].min()
-            if excess > config.saturation_tokens:
-                return able
-        return sticky
+        return with_prefix(able, share, config.affinity, in_flight, config.saturation_tokens)

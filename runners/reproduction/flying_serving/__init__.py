@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.flying_serving import bursts, long_context, priority, switching
 from serving_gym.runners.reproduction.flying_serving.study import Study
 from serving_gym.runners.reproduction.parts import Evaluation, total

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from serving_gym.envs.workload import flying
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, above, at_least, at_most, near, shown
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.flying_serving.choices import MEAN_TTFT, P90_TTFT
 from serving_gym.runners.reproduction.flying_serving.study import (
     BURST_RPS,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serving_gym.calibration.specs import get_model
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import (
     WORKED_EXAMPLE,
     Claim,
@@ -20,6 +19,7 @@ from serving_gym.runners.reproduction.claims import (
     near,
     shown,
 )
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.flying_serving.study import (
     DP,
     FLYING,

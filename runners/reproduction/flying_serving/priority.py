@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, at_least, at_most, shown
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.flying_serving.study import (
     COMPARED,
     DP,

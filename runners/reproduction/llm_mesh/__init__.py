@@ -15,7 +15,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any
 
-from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.llm_mesh import ablation, capacity, examples, footprint, mixes
 from serving_gym.runners.reproduction.llm_mesh.study import Study, num_steps
 from serving_gym.runners.reproduction.parts import Evaluation

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from serving_gym.envs.interface.metrics import FloatArray
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, above, at_most, near, shown
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.llm_mesh.study import MESH, OTHER_FUNCTIONS, Cell, Study, make_claim
 from serving_gym.runners.reproduction.llm_mesh.timeline import Timeline
 from serving_gym.runners.reproduction.measures import over

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import INPUT, Claim, Rule, at_least, at_most, near, shown
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.llm_mesh.study import (
     COUNTS,
     MESH,

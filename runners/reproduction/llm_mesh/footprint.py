@@ -6,9 +6,9 @@ import numpy as np
 
 from serving_gym.calibration.models import get_model
 from serving_gym.envs.interface.metrics import FloatArray
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.choices import make_choices
 from serving_gym.runners.reproduction.claims import INPUT, Claim, at_least, at_most, near
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.llm_mesh.choices import MeshChoices
 from serving_gym.runners.reproduction.llm_mesh.study import SIZES, SLLM, Cell, Outcome, Study, make_claim
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.choices import make_choices
 from serving_gym.runners.reproduction.claims import Claim, at_most, near
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.llm_mesh.choices import MeshChoices
 from serving_gym.runners.reproduction.llm_mesh.study import (
     MESH,

@@ -26,9 +26,9 @@ from serving_gym.envs.workload.functions import minute_counts
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.configuration.make import make_env
 from serving_gym.runners.configuration.policies import load_policy, policy_config
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.choices import make_choices
 from serving_gym.runners.reproduction.claims import claim_of
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.llm_mesh.choices import FIGURE_8, LITERAL, MeshChoices
 from serving_gym.runners.reproduction.llm_mesh.timeline import Timeline, Watched
 from serving_gym.runners.reproduction.parts import PaperStudy, num_seeds

@@ -19,7 +19,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.oserve import (
     ablation,
     appendices,

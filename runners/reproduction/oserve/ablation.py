@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, at_least
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.measures import over
 from serving_gym.runners.reproduction.oserve.episodes import Figures, System, figures
 from serving_gym.runners.reproduction.oserve.study import make_claim

@@ -26,7 +26,7 @@ from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.predictions import PredictionSpec
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.type_mix import MIXES
-from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.measures import percentile
 from serving_gym.runners.reproduction.oserve.choices import CAPACITY, CORRECTED, LITERAL, OServeChoices
 from serving_gym.runners.reproduction.oserve.study import (

@@ -24,8 +24,8 @@ from serving_gym.envs.deployment.workload_types import count_by_span
 from serving_gym.envs.workload.seeding import stream
 from serving_gym.envs.workload.traces import DATA_VARIABLE
 from serving_gym.envs.workload.type_mix import TypeMix
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, Rule, at_most, shown
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.oserve.study import make_claim
 
 FILE = "azure_llm_2024_week_requests_digitised.csv.gz"

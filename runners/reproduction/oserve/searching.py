@@ -15,8 +15,8 @@ from serving_gym.baselines.oserve.scheduler import assignment_of
 from serving_gym.envs.deployment.assignment import Assignment
 from serving_gym.envs.deployment.strategies import Plan, PlanEvaluator
 from serving_gym.envs.workload.type_mix import TABLE_1
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, Rule, at_least, at_most, shown
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.oserve.choices import OServeChoices
 from serving_gym.runners.reproduction.oserve.study import capacities, cluster_of, make_claim, study_of
 

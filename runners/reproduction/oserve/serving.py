@@ -14,8 +14,8 @@ from serving_gym.envs.deployment.profiling import SaturationRuns, WorkloadType, 
 from serving_gym.envs.machines.cluster import ReplicaKind, replica_spec
 from serving_gym.envs.workload.seeding import stream
 from serving_gym.envs.workload.type_mix import TABLE_1
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, at_least, near, shown
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.measures import over
 from serving_gym.runners.reproduction.oserve.choices import OServeChoices
 from serving_gym.runners.reproduction.oserve.episodes import (

@@ -20,9 +20,9 @@ from serving_gym.envs.deployment.profiling import CapacityTable, WorkloadType, p
 from serving_gym.envs.machines.cluster import Cluster, replica_kinds
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.workload.type_mix import TypeMix, length_pools
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.choices import make_choices
 from serving_gym.runners.reproduction.claims import claim_of
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.oserve.choices import MODEL, OServeChoices
 from serving_gym.runners.reproduction.parts import TRACE_MODEL_LEN, seeds_of
 

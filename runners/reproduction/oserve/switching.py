@@ -12,8 +12,8 @@ from serving_gym.envs.machines.shards import model_shards
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.machines.switch_plan import greedy_switch_plan
 from serving_gym.envs.machines.transfer import naive_reload_s, transfer_s
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import INPUT, Claim, Rule, at_least, shown
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.oserve.study import make_claim
 
 MODEL = "llama-2-70b"

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, at_least, shown
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.measures import over
 from serving_gym.runners.reproduction.oserve.episodes import Figures, System, Trace, figures
 from serving_gym.runners.reproduction.oserve.study import make_claim, study_of

@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.parts import Evaluation, total
 from serving_gym.runners.reproduction.preserve import forecasting, overhead, routing, scaling, timelines
 from serving_gym.runners.reproduction.preserve.study import NUM_SEARCHES, Study

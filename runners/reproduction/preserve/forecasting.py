@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, above, shown
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.forecasts import PAPER, RealSeries, Score, real_series, score
 from serving_gym.runners.reproduction.preserve.study import make_claim
 

@@ -14,8 +14,8 @@ from serving_gym.baselines.policy import Policy
 from serving_gym.baselines.preserve.router import PreServePolicy
 from serving_gym.envs.routing.state import RoutingState
 from serving_gym.runners.configuration.policies import load_policy
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, at_most, shown
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.preserve.study import (
     COMPARED,
     PRACTICE,

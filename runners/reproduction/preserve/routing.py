@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, Rule, above, at_least, at_most, shown
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.measures import over
 from serving_gym.runners.reproduction.parts import num_seeds
 from serving_gym.runners.reproduction.preserve.study import (

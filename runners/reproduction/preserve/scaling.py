@@ -39,8 +39,8 @@ from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.workload.predictions import TABLE_2, PredictionSpec
 from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.envs.workload.schema import TokenArray
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, above, at_least, shown
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.measures import over
 from serving_gym.runners.reproduction.parts import TRACE_MODEL_LEN
 from serving_gym.runners.reproduction.preserve.choices import (

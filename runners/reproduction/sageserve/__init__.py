@@ -14,8 +14,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.choices import make_choices
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.parts import Evaluation, total
 from serving_gym.runners.reproduction.sageserve import planning, regions, scaling, tiers
 from serving_gym.runners.reproduction.sageserve.choices import SageServeChoices

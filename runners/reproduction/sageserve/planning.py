@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, at_most
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.parts import num_seeds
 from serving_gym.runners.reproduction.plan_time import SIZES, seconds
 from serving_gym.runners.reproduction.sageserve.study import make_claim

@@ -20,9 +20,9 @@ from serving_gym.envs.interface.metrics import RequestRecords
 from serving_gym.envs.interface.scaling import MachineSpec, Operation, QueueSpec
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.tiers import IW_F, IW_N, NIW, TIERS
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reporting.progress import say
 from serving_gym.runners.reproduction.claims import Claim, above, at_most, shown
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.measures import over, percentile
 from serving_gym.runners.reproduction.sageserve.scaling_study import (
     FEWEST,

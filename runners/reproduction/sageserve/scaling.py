@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from serving_gym.envs.workload.tiers import IW_F, IW_N
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, above, at_least, at_most, shown
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.measures import over, percentile
 from serving_gym.runners.reproduction.parts import num_seeds
 from serving_gym.runners.reproduction.sageserve.scaling_study import (

@@ -33,8 +33,8 @@ from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.envs.workload.schema import Workload
 from serving_gym.envs.workload.seeding import stream
 from serving_gym.envs.workload.tiers import IW_F, IW_N, TIERS, TieredTraffic
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import claim_of
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.measures import percentile, request_capacity_rps
 from serving_gym.runners.reproduction.parts import TRACE_MODEL_LEN, PaperStudy, num_seeds
 from serving_gym.runners.reproduction.sageserve.choices import SageServeChoices

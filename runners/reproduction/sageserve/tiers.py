@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serving_gym.envs.workload.tiers import IW_F, IW_N
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, above, near, shown
+from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.parts import num_seeds
 from serving_gym.runners.reproduction.sageserve.study import (
     DPA,
