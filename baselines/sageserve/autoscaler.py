@@ -55,7 +55,11 @@ class SageServePolicy(Autoscaler, Configured[SageServeScalingConfig]):
     """
 
     name = "sageserve"
-    period_s = 15.0  # section 4: no two changes within 15 s
+
+    @property
+    def period_s(self) -> float:
+        """Time between decisions."""
+        return self.config.period_s
 
     def __init__(self, config: SageServeScalingConfig | None = None) -> None:
         super().__init__(config)

@@ -13,7 +13,7 @@ STRATEGIES = ("LT-I", "LT-U", "LT-UA")
 SCALE_IN = ("below_ratio", "immediate")
 ORACLE = "oracle"  # the forecaster that knows the expected traffic
 _RATIOS = ("out_above_ratio", "in_below_ratio", "epsilon")
-_POSITIVE = ("plan_period_s", "window_s", "refit_s", "observe_s")
+_POSITIVE = ("plan_period_s", "window_s", "refit_s", "observe_s", "period_s")
 _NOT_NEGATIVE = ("beta", "cooldown_s", "last_s", "over_factor", "under_factor")
 
 
@@ -27,16 +27,19 @@ class ReactiveConfig(Constants):
         in_below_ratio: ... below which one is donated. Source: section 4 (30 %); the public code has 25 %.
         cooldown_s: Between two changes at an endpoint. Source: section 4 (15 s).
         siloed: Whether interactive and non-interactive requests have instances of their own. Source: section 4.
+        period_s: Between two looks at the utilisation, seconds. Source: ours, the cool-down of section 4.
     """
 
     out_above_ratio: float = tunable(0.7, 0.5, 0.95)
     in_below_ratio: float = tunable(0.3, 0.05, 0.5)
     cooldown_s: float = tunable(15.0, 1.0, 600.0, log=True)
     siloed: bool = False
+    period_s: float = 15.0
 
     def __post_init__(self) -> None:
         _check_thresholds(self.in_below_ratio, self.out_above_ratio)
         check_not_negative(self, "cooldown_s")
+        check_positive(self, "period_s")
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class SageServeScalingConfig(Constants):
         over_factor: Observed over predicted rate from which it goes on adding. Source: section 6.4 (5).
         under_factor: ... up to which it goes on taking away. Source: section 6.4 (0.5).
         observe_s: Over which the observed rate is taken. Source: the public code, a minute.
+        period_s: Between two looks at the utilisation, seconds. Source: ours, the cool-down of section 4.
     """
 
     strategy: str = tunable_choice("LT-UA", "LT-U", "LT-I")
@@ -82,6 +86,7 @@ class SageServeScalingConfig(Constants):
     over_factor: float = tunable(5.0, 1.1, 10.0, log=True)
     under_factor: float = tunable(0.5, 0.1, 0.9)
     observe_s: float = 60.0
+    period_s: float = 15.0
 
     def __post_init__(self) -> None:
         check_choice("strategy", self.strategy, STRATEGIES)

@@ -38,7 +38,11 @@ class ReactivePolicy(Autoscaler, Configured[ReactiveConfig]):
     """
 
     name = "sageserve_reactive"
-    period_s = 15.0  # section 4: no two changes within 15 s
+
+    @property
+    def period_s(self) -> float:
+        """Time between decisions."""
+        return self.config.period_s
 
     def begin(self) -> None:
         """Forgets when it acted."""

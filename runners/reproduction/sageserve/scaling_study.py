@@ -190,12 +190,14 @@ class ScalingStudy(PaperStudy):
         if name == CHIRON:
             return "chiron", {}
         if name in (REACTIVE, SILOED):
-            return "sageserve_reactive", {"siloed": name == SILOED, **made.ratios}
+            siloed = name == SILOED
+            return "sageserve_reactive", {"siloed": siloed, "period_s": made.decision_s, **made.ratios}
         return "sageserve", {
             "strategy": name,
             "forecaster": made.forecaster,
             "beta": made.beta,
             "scale_in": made.scale_in,
+            "period_s": made.decision_s,
             **made.ratios,
         }
 
