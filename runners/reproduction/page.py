@@ -27,10 +27,12 @@ _HEAD = """# The papers' figures, and ours
 
 What each paper reports beside what this simulator gives, in the paper's own world: its models, rates, lengths, limits
 and promises. Written by `python -m runners.reproduce paper=NAME save=true`, never by hand. Rules were fixed before our
-figures were known, save where [the README](runners/reproduction/README.md) of the reproductions says so. *Holds under stated conditions*: not as the study is set up, but under one of
-the other choices that the paper's text leaves open. Figures that the simulator is given (inputs) and the papers' worked
-examples are not counted as results. `python -m runners.reproduce paper=NAME sensitivity=[all]` repeats every other
-choice, `choices.NAME=VALUE` one of them."""
+figures were known, save where [the reproductions' README](runners/reproduction/README.md) says so.
+
+*Holds under stated conditions*: not as the study is set up, but under one of the other choices that the paper's text
+leaves open; so many are tried that some hold by chance. Figures that the simulator is given (inputs) and the papers'
+worked examples are not counted as results. `python -m runners.reproduce paper=NAME sensitivity=[all]` repeats every
+other choice, `choices.NAME=VALUE` one of them."""
 
 
 def keep(paper: str, made: Mapping[str, Sequence[Claim]], folder: Path = FOLDER) -> None:
