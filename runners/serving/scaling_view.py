@@ -111,6 +111,7 @@ class Meter:
         times_s: (K,) times of the samples.
         sums: (K, 9) sums of `COUNTERS` so far, and integrals over time of requests on their way and of replicas.
         last: Counters of each replica at the last sample, and when that was; a restarted replica counts from zero.
+        heard: Names of counters that have been reported.
     """
 
     coarse_s: float = 60.0
@@ -119,6 +120,7 @@ class Meter:
     times_s: list[float] = field(default_factory=lambda: [0.0])
     sums: list[NDArray[np.float64]] = field(default_factory=lambda: [np.zeros(_WIDTH)])
     last: dict[tuple[str, Any], tuple[float, float]] = field(default_factory=dict)
+    heard: set[str] = field(default_factory=set)
     _most: int = _SAMPLES  # samples from which on old ones are put together
 
     def note(
@@ -146,6 +148,7 @@ class Meter:
             for replica, value in metrics.get(name, {}).items():
                 grown[column] += self._growth(name, replica, value, started_s)
                 self.last[name, replica] = value, now_s
+                self.heard.add(name)
         grown[_CONCURRENCY], grown[_INSTANCES] = requests * span_s, replicas * span_s
         self.times_s.append(now_s)
         self.sums.append(self.sums[-1] + grown)
@@ -163,6 +166,7 @@ class Meter:
         if now_s == self.times_s[-1]:
             for name, value in columns.items():
                 self.sums[-1][COUNTERS.index(name)] += value
+            self.heard |= set(columns)
 
     def _growth(self, name: str, replica: Any, value: float, started_s: Mapping[Any, float] | None) -> float:
         before = self.last.get((name, replica))
