@@ -2,15 +2,15 @@
 
     GET  /apis/external.metrics.k8s.io/v1beta1                              the metrics there are
     GET  /apis/external.metrics.k8s.io/v1beta1/namespaces/NAMESPACE/METRIC  an ExternalMetricValueList
-    GET  /metrics                                                           a page for Prometheus, `desired_replicas` on it
-    GET  /v1/desired_replicas                                               JSON, also for KEDA's metrics-api scaler
-    POST /v1/readings                                                       readings of replicas
+    GET  /metrics                 a page for Prometheus, with the gauge `desired_replicas`
+    GET  /v1/desired_replicas     JSON, also for KEDA's metrics-api scaler
+    POST /v1/readings             readings of replicas
     GET  /healthz
 
-The metric is the number of replicas that the policy wants, so that a HorizontalPodAutoscaler with `AverageValue: 1` sets
-just that number. While there is no decision the answers are 503, and the autoscaler leaves all as it is.
+The metric is the number of replicas that the policy wants, so that a HorizontalPodAutoscaler with `AverageValue: 1`
+sets just that number. While there is no decision the answers are 503, and the autoscaler leaves all as it is.
 
-Form: `k8s.io/metrics/pkg/apis/external_metrics/v1beta1` and `kubernetes-sigs/custom-metrics-apiserver`, Kubernetes 1.34.
+Form: `k8s.io/metrics/pkg/apis/external_metrics/v1beta1` and `kubernetes-sigs/custom-metrics-apiserver` (Kubernetes 1.34).
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from serving_gym.runners.serving.scaling_control import ScalingControl
 
 if TYPE_CHECKING:
     from aiohttp import web
-
     from serving_gym.runners.serving.service import PolicyService
 
 GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"
@@ -114,7 +113,9 @@ class ExternalMetricsListener:
         self.service.count("external_metrics_requests")
         control, asked = self.control, request.match_info
         if asked["metric"] != control.settings.metric:
-            return failure(404, "NotFound", f"there is no metric {asked['metric']}, only {control.settings.metric}")
+            return failure(
+                404, "NotFound", f"there is no metric {asked['metric']}, only {control.settings.metric}"
+            )
         labels = self._labels()
         try:
             meant = selects(request.query.get("labelSelector", ""), labels)
@@ -182,7 +183,9 @@ def server_context(settings: Any) -> ssl.SSLContext | None:
         try:
             context.load_verify_locations(settings.tls_client_ca)
         except (OSError, ssl.SSLError) as error:
-            raise ValueError(f"scaling.tls_client_ca={settings.tls_client_ca} cannot be used: {error}") from None
+            raise ValueError(
+                f"scaling.tls_client_ca={settings.tls_client_ca} cannot be used: {error}"
+            ) from None
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 

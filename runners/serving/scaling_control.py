@@ -1,7 +1,7 @@
 """Asks an autoscaling policy at its own period, and keeps its last decision for whoever asks in between.
 
-One of these is shared by all listeners of a process. While too little is known of the replicas, while the policy fails or
-takes too long, and before there is the traffic history that it needs, no decision is made and the last one stands; each
+One of these is shared by all listeners of a process. While too little is known of the replicas, while the policy fails
+or takes too long, and before there is the traffic history that it needs, no decision is made and the last one stands; each
 is counted (`serving_gym_scaling_stands_total`) and said once in the log.
 """
 
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 from weakref import WeakKeyDictionary
@@ -54,6 +54,7 @@ class ScalingControl:
     Args:
         service: The served policy.
         settings: Settings.
+        clock: Monotonic seconds.
 
     Attributes:
         replicas: What is known of the replicas.
@@ -69,13 +70,20 @@ class ScalingControl:
 
     _of: ClassVar[WeakKeyDictionary[Any, ScalingControl]] = WeakKeyDictionary()
 
-    def __init__(self, service: PolicyService, settings: ScalingSettings) -> None:
-        self.service, self.settings = service, settings
+    def __init__(
+        self,
+        service: PolicyService,
+        settings: ScalingSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.service, self.settings, self._clock = service, settings, clock
         config, told = service.env.config, service.env.policy_spec
-        self._began_s = time.monotonic()
+        self._began_s = clock()
         self.view = ScalingView(config, told, time.time())
         self.replicas = Replicas(settings, self.view.begun_s)
-        self._scraper = Scraper(self.replicas, service.config.allow_remote) if settings.replicas else None
+        urls = settings.replicas or service.config.backend.endpoints
+        remote = service.config.allow_remote or service.config.backend.allow_remote
+        self._scraper = Scraper(self.replicas, urls, remote) if urls else None
         self._api = KubernetesAPI() if settings.read_scale else None
         self.lowest, self.highest = self._bounds()
         policy = service.host.policy
@@ -87,6 +95,7 @@ class ScalingControl:
         self._kind = ""  # of the problem
         self._decided_s = -float("inf")
         self._asked_s: float | None = None  # when more replicas were asked for than there were
+        self._given_up = False  # whether they are not waited for any longer
         self._changed = asyncio.Condition()
         self._deciding = asyncio.Lock()
         self._users, self._task = 0, None
@@ -105,9 +114,13 @@ class ScalingControl:
         lowest = spec.min_instances if settings.min_replicas is None else settings.min_replicas
         highest = places if settings.max_replicas is None else settings.max_replicas
         if highest > places:
-            raise ValueError(f"scaling.max_replicas ({highest}) is more than the cluster has places ({places})")
+            raise ValueError(
+                f"scaling.max_replicas ({highest}) is more than the cluster has places ({places})"
+            )
         if lowest > highest:
-            raise ValueError(f"scaling.min_replicas ({lowest}) must be at most the most there can be ({highest})")
+            raise ValueError(
+                f"scaling.min_replicas ({lowest}) must be at most the most there can be ({highest})"
+            )
         return lowest, highest
 
     def _make_gauges(self) -> dict[str, Any]:
@@ -124,9 +137,14 @@ class ScalingControl:
         return {name: Gauge(name, text, registry=self.service.registry) for name, text in described.items()}
 
     @property
+    def scrapes(self) -> bool:
+        """Whether pages of replicas are read; otherwise readings come to the listeners."""
+        return self._scraper is not None
+
+    @property
     def now_s(self) -> float:
         """Time on the view's clock."""
-        return time.monotonic() - self._began_s
+        return self._clock() - self._began_s
 
     async def start(self) -> None:
         """Begins, for one listener more."""
@@ -155,7 +173,7 @@ class ScalingControl:
             while True:
                 try:
                     await self._read(session)
-                    await self.step()
+                    await self.step(sample=self.scrapes)
                 except Exception as error:  # noqa: BLE001 -- the next period is another chance
                     self._stand("fault", f"{type(error).__name__}: {error}")
                 due_s = max(due_s + self.settings.scrape_interval_s, self.now_s)
@@ -196,16 +214,17 @@ class ScalingControl:
         self.replicas.num_held, self.replicas.wanted = held, wanted
         await self.step()
 
-    async def step(self, columns: Mapping[str, float] | None = None) -> None:
+    async def step(self, columns: Mapping[str, float] | None = None, sample: bool = True) -> None:
         """Takes a sample of what is known, and asks the policy where it is due.
 
         Args:
             columns: What was counted of all replicas together since the last sample, by name of
                 `runners.serving.scaling_view.COUNTERS`.
+            sample: Whether readings have come since the last sample.
         """
         now_s = self.now_s
         seen = self.replicas.deployment(self.wanted(now_s), self.highest)
-        if self.replicas.seen_s is not None:
+        if sample and self.replicas.seen_s is not None:
             self.view.note(now_s, seen)
             self.view.meter.add(now_s, columns or {})
         self._show(now_s, seen)
@@ -236,16 +255,17 @@ class ScalingControl:
             return self.replicas.wanted
         asked = 0 if self.decision is None else self.decision.desired
         if asked <= present:
-            self._asked_s = None
+            self._asked_s, self._given_up = None, False
             return present
         if self._asked_s is None:
             self._asked_s = now_s
         if now_s - self._asked_s <= self.settings.start_within_s:
             return asked
-        self._stand(
-            "unfollowed",
-            f"{asked} replicas were asked for {now_s - self._asked_s:.0f} s ago and there are {present}",
-        )
+        if not self._given_up:
+            self._given_up = True
+            self.service.count("scaling_unfollowed")
+            since_s = now_s - self._asked_s
+            _log.warning("%d replicas were asked for %.0f s ago and there are %d", asked, since_s, present)
         return present
 
     async def _decide(self, now_s: float, seen: Deployment) -> None:
@@ -263,7 +283,10 @@ class ScalingControl:
         change = change_of(answer.decision, self.view.spec.max_change)
         proposed = self._bounded(present + change)
         desired = proposed if answer.applies else self._bounded(present)
-        before, self.decision = self.decision, Decision(desired, proposed, present, time.time(), answer.applies)
+        before, self.decision = (
+            self.decision,
+            Decision(desired, proposed, present, time.time(), answer.applies),
+        )
         self.problem = self._kind = ""
         self._show(now_s, seen)
         self.service.log.info(
@@ -299,9 +322,7 @@ class ScalingControl:
                 "serving_gym_scaling_decision_age_seconds": time.time() - self.decision.at_s,
             }
         else:
-            shown |= dict.fromkeys(
-                (self.settings.metric, "serving_gym_proposed_replicas"), float("nan")
-            )
+            shown |= dict.fromkeys((self.settings.metric, "serving_gym_proposed_replicas"), float("nan"))
         for name, value in shown.items():
             self._gauges[name].set(value)
 

@@ -1,7 +1,7 @@
 """The replicas of a deployment and their last readings: scraped from their pages, or posted.
 
-A reading that is missing or no number is stale and never zero: the value before it stands until it is too old. A replica
-that has not been read yet is one that starts.
+A reading that is missing or no number is stale and never zero: the value before it stands until it is too old. A
+replica that has not been read yet is one that starts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +144,9 @@ class Replicas:
             wanted: Replicas that there are to be.
             most: Most replicas.
         """
-        serving = tuple(n for n, replica in self.known.items() if replica.ready and replica.read_s is not None)
+        serving = tuple(
+            n for n, replica in self.known.items() if replica.ready and replica.read_s is not None
+        )
         draining = tuple(name for name, replica in self.known.items() if replica.draining)
         metrics: dict[str, dict[str, float]] = {}
         for name in (*serving, *draining):
@@ -162,6 +164,7 @@ class Scraper:
 
     Args:
         replicas: Takes what is read.
+        urls: Their addresses.
         allow_remote: Whether they may be on other machines.
 
     Attributes:
@@ -171,11 +174,9 @@ class Scraper:
         ValueError: An address is none, or beyond loopback though that is not allowed.
     """
 
-    def __init__(self, replicas: Replicas, allow_remote: bool) -> None:
+    def __init__(self, replicas: Replicas, urls: Sequence[str], allow_remote: bool) -> None:
         self.replicas, self.failures = replicas, 0
-        self.discoveries = [
-            Discovery(url, resolver_of(url, allow_remote)) for url in replicas.settings.replicas
-        ]
+        self.discoveries = [Discovery(url, resolver_of(url, allow_remote)) for url in urls]
         self._said: set[str] = set()
 
     async def read(self, session: aiohttp.ClientSession, now_s: float) -> None:
@@ -201,9 +202,15 @@ class Scraper:
 
         within = aiohttp.ClientTimeout(total=self.replicas.settings.scrape_interval_s)
         try:
-            async with places, session.get(
-                f"{server.url}/metrics", timeout=within, allow_redirects=False, server_hostname=server.host or None
-            ) as response:
+            async with (
+                places,
+                session.get(
+                    f"{server.url}/metrics",
+                    timeout=within,
+                    allow_redirects=False,
+                    server_hostname=server.host or None,
+                ) as response,
+            ):
                 if response.status != 200:
                     raise ValueError(f"the page has status {response.status}")
                 body = await _bounded(response)
@@ -276,13 +283,17 @@ def _replica(name: str, said: Any) -> tuple[dict[str, float], Found]:
         if key not in allowed:
             raise ValueError(f"replicas.{name}.{key} is unknown (allowed: {', '.join((*allowed, *flags))})")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            raise ValueError(f"replicas.{name}.{key} must be a finite number of at least 0 or null, got {value!r}")
+            raise ValueError(
+                f"replicas.{name}.{key} must be a finite number of at least 0 or null, got {value!r}"
+            )
         values[key] = float(value)
     return values, Found(name, flags["ready"] and not flags["draining"], flags["draining"], name)
 
 
 def _count(body: dict[str, Any], name: str) -> int | None:
     value = body.get(name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31):
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31
+    ):
         raise ValueError(f"{name} must be a whole number of at least 0 or null, got {value!r}")
     return value

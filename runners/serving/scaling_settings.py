@@ -17,8 +17,9 @@ class ScalingSettings:
     """Settings of the served autoscaling policies, `scaling.*` of `runners.serve`.
 
     Attributes:
-        replicas: Addresses of the replicas, whose `/metrics` are read: `http://NAME:PORT`, all addresses of the name, or
-            `k8s://NAMESPACE/SERVICE:PORT` (`envs.live.discovery`). None: readings are posted.
+        replicas: Addresses of the replicas, whose `/metrics` are read: `http://NAME:PORT`, all addresses of the name,
+            or `k8s://NAMESPACE/SERVICE:PORT` (`envs.live.discovery`). Empty: `backend.endpoints`; where these are
+            empty too, readings come to the listeners.
         scrape_interval_s: Time between two readings, seconds.
         stale_after_s: Age from which a reading is stale, seconds.
         most_stale_ratio: Share of replicas with a stale reading above which the last decision stands.
@@ -86,6 +87,8 @@ class ScalingSettings:
             return "", "", ""
         namespace, *kind, name = self.target.split("/") if "/" in self.target else ("", "")
         if not namespace or not name or len(kind) > 1:
-            raise ValueError(f"scaling.target must be NAMESPACE/NAME or NAMESPACE/KIND/NAME, got {self.target!r}")
+            raise ValueError(
+                f"scaling.target must be NAMESPACE/NAME or NAMESPACE/KIND/NAME, got {self.target!r}"
+            )
         check_choice("kind of scaling.target", kind[0] if kind else KINDS[0], KINDS)
         return namespace, kind[0] if kind else KINDS[0], name
