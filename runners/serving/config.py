@@ -25,7 +25,7 @@ class ServeConfig(RunConfig):
         share: Share of requests whose responses are to be followed in canary mode.
         address: Address to listen on.
         port: Port of the first protocol; 0: any free port; None: its default port.
-        ports: Ports of protocols by name; others have their default ports.
+        ports: Ports by name of the protocol; None: its default port.
         allow_remote: Whether the address may be other than loopback.
         seed: Seed of the policy.
     """
@@ -36,7 +36,7 @@ class ServeConfig(RunConfig):
     share: float = 0.1
     address: str = LOOPBACK
     port: int | None = None
-    ports: dict[str, int] = field(default_factory=dict)
+    ports: dict[str, int | None] = field(default_factory=lambda: dict.fromkeys(PROTOCOLS))
     allow_remote: bool = False
     seed: int = 0
 
@@ -58,11 +58,12 @@ class ServeConfig(RunConfig):
             check_choice("protocol", name, PROTOCOLS)
         if len(set(self.protocols)) < len(self.protocols):
             raise ValueError(f"protocols must not name one twice, got [{', '.join(self.protocols)}]")
-        for name, port in [("", self.port), *self.ports.items()]:
-            if name:
-                check_choice("protocol of ports", name, self.protocols)
+        given = {f"ports.{name}": port for name, port in self.ports.items() if port is not None}
+        for name in given:
+            check_choice("port", name, [f"ports.{protocol}" for protocol in self.protocols])
+        for name, port in {"port": self.port, **given}.items():
             if port is not None and not 0 <= port < 2**16:
-                raise ValueError(f"port{name and f's.{name}'} must lie in [0, 65535], got {port}")
+                raise ValueError(f"{name} must lie in [0, 65535], got {port}")
 
     def port_of(self, protocol: str, default: int) -> int:
         """Port to listen on for a protocol.
@@ -71,6 +72,7 @@ class ServeConfig(RunConfig):
             protocol: Its name.
             default: Its default port.
         """
-        if protocol in self.ports:
-            return self.ports[protocol]
-        return default if self.port is None or protocol != self.protocols[0] else self.port
+        own = self.ports.get(protocol)
+        if own is None and protocol == self.protocols[0]:
+            own = self.port
+        return default if own is None else own
