@@ -162,7 +162,7 @@ def test_the_command_serves_until_it_is_told_to_stop(env, tmp_path):
         (["policy=flying_serving", "env=dp_tp", "cluster=gpt_oss_120b_h200"], "http cannot serve env=dp_tp"),
         (["protocols=[htp]"], "unknown protocol 'htp'; did you mean 'http'?"),
         (["protocols=[http,http]"], "must not name one twice"),
-        (["ports.htp=1"], "did you mean 'ports.http'?"),
+        (["ports.htp=1"], "unknown key 'ports.htp'"),
         (["ports.http=-1"], "ports.http must lie in [0, 65535], got -1"),
         (["mode=dark"], "unknown mode 'dark'"),
         (["address=0.0.0.0"], "is not a loopback address"),
