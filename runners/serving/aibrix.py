@@ -7,8 +7,8 @@ With `targetValue: "1"` the strategies KPA and APA come to N. While there is no 
 autoscaler leaves all as it is.
 
 Contract: AIBrix 0.7, `python/aibrix/aibrix/gpu_optimizer/app.py` (the answer) and `pkg/metrics/engine_fetcher.go` (what
-is asked). Its 0.5 to 0.7 ask `/metrics` whatever `path` says, and refuse the metric by its name (vllm-project/aibrix issue
-2615, mended in August 2026); there `metricSourceType: external` without `endpoint` reads
+is asked). Its 0.5 to 0.7 ask `/metrics` whatever `path` says, and refuse the metric by its name (issue 2615 of
+vllm-project/aibrix, mended in August 2026); there `metricSourceType: external` without `endpoint` reads
 `runners.serving.external_metrics` in place of this.
 """
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.live.endpoints import is_loopback
 from serving_gym.runners.configuration.schema import RunConfig
 from serving_gym.runners.serving.host import MODES
 from serving_gym.runners.serving.protocols import PROTOCOLS
+from serving_gym.runners.serving.scaling_settings import ScalingSettings
 
 LOOPBACK = "127.0.0.1"
 
@@ -28,6 +29,7 @@ class ServeConfig(RunConfig):
         ports: Ports by name of the protocol; None: its default port.
         allow_remote: Whether the address may be other than loopback.
         seed: Seed of the policy.
+        scaling: What an autoscaling policy scales, and what is known of it.
     """
 
     policy: dict[str, Any]
@@ -39,6 +41,9 @@ class ServeConfig(RunConfig):
     ports: dict[str, int | None] = field(default_factory=lambda: dict.fromkeys(PROTOCOLS))
     allow_remote: bool = False
     seed: int = 0
+    scaling: ScalingSettings = field(default_factory=ScalingSettings)
+
+    bodies: ClassVar[tuple[str, ...]] = ("simulator", "vllm")
 
     def __post_init__(self) -> None:
         super().__post_init__()

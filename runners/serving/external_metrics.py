@@ -10,7 +10,8 @@
 The metric is the number of replicas that the policy wants, so that a HorizontalPodAutoscaler with `AverageValue: 1`
 sets just that number. While there is no decision the answers are 503, and the autoscaler leaves all as it is.
 
-Form: `k8s.io/metrics/pkg/apis/external_metrics/v1beta1` and `kubernetes-sigs/custom-metrics-apiserver` (Kubernetes 1.34).
+Form: `k8s.io/metrics/pkg/apis/external_metrics/v1beta1` and `kubernetes-sigs/custom-metrics-apiserver`, as of
+Kubernetes 1.35.
 """
 
 from __future__ import annotations

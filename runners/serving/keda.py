@@ -1,10 +1,10 @@
 """KEDA's external scaler: a ScaledObject gets the number of replicas that an autoscaling policy wants.
 
 `GetMetricSpec` names a metric with the target 1 a replica, and `GetMetrics` answers with the number that is wanted, so
-that the HorizontalPodAutoscaler that KEDA owns sets just that number. `IsActive` is false where the policy wants none, which
-it can only where none are allowed (`scaling.min_replicas`, else `env.min_instances`); KEDA then goes to its
-`idleReplicaCount` or 0. `StreamIsActive` (trigger `external-push`) says so at once. While there is no decision the
-answer is UNAVAILABLE, and KEDA leaves all as it is or follows its `fallback`.
+that the HorizontalPodAutoscaler that KEDA owns sets just that number. `IsActive` is false where the policy wants none,
+which it can only where none are allowed (`scaling.min_replicas`, else `env.min_instances`); KEDA then goes to 0.
+`StreamIsActive` (trigger `external-push`) says so at once. While there is no decision the answer is UNAVAILABLE, and
+KEDA leaves all as it is or follows its `fallback`.
 
 Contract: `externalscaler.proto` of KEDA 2.20 and later; metric names and values as in its `external_scaler.go`.
 """

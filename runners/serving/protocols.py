@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 # Listener class of each protocol, `module:class`.
 PROTOCOLS = {
     "http": "runners.serving.server:HttpListener",
+    "external_metrics": "runners.serving.external_metrics:ExternalMetricsListener",
+    "keda": "runners.serving.keda:KEDAListener",
+    "aibrix": "runners.serving.aibrix:AIBrixListener",
+    "dynamo_planner": "runners.serving.dynamo_planner:DynamoPlannerListener",
 }
 
 

@@ -1,8 +1,8 @@
 """Asks an autoscaling policy at its own period, and keeps its last decision for whoever asks in between.
 
 One of these is shared by all listeners of a process. While too little is known of the replicas, while the policy fails
-or takes too long, and before there is the traffic history that it needs, no decision is made and the last one stands; each
-is counted (`serving_gym_scaling_stands_total`) and said once in the log.
+or takes too long, and before there is the traffic history that it needs, no decision is made and the last one stands;
+each is counted (`serving_gym_scaling_stands_total`) and said once in the log.
 """
 
 from __future__ import annotations
