@@ -27,6 +27,7 @@ from serving_gym.runners.serving.scaling_control import ScalingControl
 
 if TYPE_CHECKING:
     from aiohttp import web
+
     from serving_gym.runners.serving.service import PolicyService
 
 GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"
@@ -138,7 +139,7 @@ class ExternalMetricsListener:
     def _labels(self) -> dict[str, str]:
         """Labels of the metric."""
         _, _, name = self.control.settings.target_parts
-        return {"policy": str(self.service.host.policy.name)} | ({"target": name} if name else {})
+        return {"policy": self.control.name} | ({"target": name} if name else {})
 
     async def _page(self, request: web.Request) -> web.Response:
         return prometheus_page(self.service)
