@@ -14,10 +14,14 @@ for more than 100,000 requests). On live servers each decision also has the `exe
 decisions taken for the policy because it was late. `backend=both` runs the policy and its `rivals` in simulation and
 then on live servers, and writes `gap.json`: each metric on both backends, its error, how often two policies rank in the
 same order, and the cost of transitions on both; the other files describe the policy's live episodes.
+
+In env=routing `log_states=true` also writes `states.jsonl`, the state of each decision, for `runners.replay`, and
+`explore` draws that share of the decisions evenly from all places, so that other policies can be judged by the log.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from pathlib import Path
@@ -29,6 +33,7 @@ from serving_gym.runners.configuration.policies import check_spaces, load_policy
 from serving_gym.runners.configuration.schema import EvaluateConfig
 from serving_gym.runners.live.attach import configured_env
 from serving_gym.runners.live.both import evaluate_both
+from serving_gym.runners.replaying.recording import STATES_FILE, Exploring, StateLog
 from serving_gym.runners.reporting.engine_lines import say_engines
 from serving_gym.runners.reporting.episode_files import write_episodes
 from serving_gym.runners.reporting.progress import progress_bar
@@ -50,9 +55,16 @@ def main(config: EvaluateConfig, out: Path) -> None:
         configured_env(config, out / "servers") as env,
         make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,
         progress_bar(config.seeds, f"evaluate {label}", "episode") as bar,
+        contextlib.ExitStack() as stack,
     ):
         check_spaces(policy, env)
         say_engines(config.cluster)
+        core: Any = env.unwrapped
+        if config.explore:
+            policy = Exploring(policy, config.explore, core.config.num_rows)
+        if config.log_states:
+            env = log = StateLog(env, policy, out / STATES_FILE)
+            stack.callback(log.close_file)
         episodes = []
         for step, seed in enumerate(config.seed_range):
             episodes.append(run_episode(env, policy, seed, label))
@@ -65,7 +77,6 @@ def main(config: EvaluateConfig, out: Path) -> None:
         tracker.summary(
             {f"evaluation/{name}": summary[name]["iqm"] for name in SHOWN_METRICS if name in summary}
         )
-        core: Any = env.unwrapped
         spec = core.policy_spec
     write_episodes(config, out, episodes, summary, spec)
     rows = [(name, _interval(summary[name])) for name in SHOWN_METRICS if name in summary]

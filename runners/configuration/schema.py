@@ -219,10 +219,14 @@ class EvaluateConfig(RunConfig):
         detailed: whether `requests.json` has every episode, not only the first.
         rivals: policies that are ranked with it with backend=both; None: four common baselines.
         repeats: runs of each episode on live servers with backend=both, to measure their variance.
+        log_states: whether to write the state of each decision, for `runners.replay`; in env=routing.
+        explore: share of random decisions, for `runners.replay`; in env=routing.
     """
 
     policy: dict[str, Any]
     detailed: bool = False
+    log_states: bool = False
+    explore: float = 0.0
     rivals: tuple[str, ...] | None = None
     repeats: int = 2
 
@@ -231,6 +235,11 @@ class EvaluateConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least("repeats", self.repeats, 1)
+        check_within(self, "[0, 1]", "explore")
+        if (self.log_states or self.explore) and (
+            self.env["name"] != "routing" or self.backend.name == "both"
+        ):
+            raise ValueError("log_states and explore need env=routing and one backend, simulator or vllm")
 
 
 @dataclass(frozen=True)
