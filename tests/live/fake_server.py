@@ -10,8 +10,12 @@ from types import TracebackType
 
 from aiohttp import web
 
-from serving_gym.envs.live.gauges import CACHE_CONFIG, NEEDED, RUNNING, WAITING
 from serving_gym.envs.live.loop import LoopThread
+from serving_gym.envs.live.metric_names import VLLM, usual_names
+
+CACHE_CONFIG = VLLM.blocks
+NEEDED = tuple(usual_names(VLLM).values())
+RUNNING, WAITING, KV_USAGE = NEEDED[:3]
 
 
 @dataclass
