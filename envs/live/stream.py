@@ -15,6 +15,7 @@ from serving_gym.envs.live.http import (
     AnswerError,
     HttpClient,
     check_encoding,
+    clean,
     http_errors,
     read_beginning,
     redirect_reason,
@@ -260,7 +261,7 @@ def _read(payload: bytes, counted: int, wanted: int) -> _Chunk:
             _ttft_s(chunk.get("metrics")),
         )
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
-        text = f"{type(error).__name__} {error}"[:MOST_TEXT]
+        text = clean(f"{type(error).__name__} {error}")
         return _Chunk(error=f"unreadable answer: {text}")
 
 
@@ -273,7 +274,7 @@ def _error(chunk: dict[str, Any]) -> _Chunk:
     told = chunk.get("error", chunk)
     code = told.get("code") if isinstance(told, dict) else None
     refused = isinstance(code, int) and 400 <= code < 500 and code not in (408, 429)
-    return _Chunk(error=f"server error: {str(told)[:MOST_TEXT]}", refused=refused)
+    return _Chunk(error=f"server error: {clean(str(told))}", refused=refused)
 
 
 def _count(value: object, most: int) -> int:
