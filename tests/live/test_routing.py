@@ -340,7 +340,9 @@ def test_an_episode_of_sessions_ends_with_its_last_turn(
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_what_a_server_fails_is_offered_again_and_goes_elsewhere(make_server: MakeServer, make_live, status: int):
+def test_what_a_server_fails_is_offered_again_and_goes_elsewhere(
+    make_server: MakeServer, make_live, status: int
+):
     failing, other = make_server(status=status), make_server()
     env = make_live(failing, other, workload=stream_of(12, gap_s=0.02))
     episode = run_episode(env, make_policy("jsq"), 0)
