@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.access import access_by_url
-from serving_gym.envs.live.client_health import ClientHealth, LagMeter
+from serving_gym.envs.live.client_health import ClientHealth, LagMeter, client_health
 from serving_gym.envs.live.gauges import NOTHING, Gauges
 from serving_gym.envs.live.health import Health
 from serving_gym.envs.live.http import HttpClient
@@ -380,31 +379,13 @@ class LiveSession:
 
     def client_health(self) -> ClientHealth:
         """What the client itself has added to the present run."""
-        ledger = self.ledger
-        lag_s = ledger.send_lag_s[ledger.order]
-        ttft_s = (ledger.first_token_s - ledger.arrival_s)[ledger.order]
-        answered = ~np.isnan(ttft_s)
-        overrides, decisions = self.decisions()
-        most = dict(zip(self.scraper.urls, self._neighbours.most, strict=True))
-        foreign = {url: number for url, number in most.items() if number}
-        shared = [
-            self._neighbours.sentence(number, requests)
-            for number, requests in enumerate(self._neighbours.most)
-            if requests
-        ]
-        return ClientHealth(
-            *(float(np.percentile(lag_s, q)) if lag_s.size else 0.0 for q in (50, 99, 100)),
-            send_lag_share=float(lag_s[answered].sum() / max(ttft_s[answered].sum(), 1e-9)),
-            loop_lag_p99_s=self._meter.p99_s,
-            loop_lag_max_s=self._meter.max_s,
-            load=self._meter.load,
-            cores=os.cpu_count() or 1,
-            overrides=overrides,
-            overrides_share=overrides / decisions if decisions else None,
-            failed=ledger.failures(),
-            foreign_requests=foreign,
-            servers={server.url: f"{server.kind} {server.version}" for server in self.servers},
-            remarks=(*self._remarks, *shared),
+        return client_health(
+            self.ledger,
+            self._meter,
+            self.decisions(),
+            {server.url: f"{server.kind} {server.version}" for server in self.servers},
+            self._neighbours,
+            self._remarks,
         )
 
     def _snapshot(self, number: int) -> Snapshot:
