@@ -32,7 +32,8 @@ from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, R
 from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, IN_FLIGHT_DTYPE, TOTALS, EngineStatus
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 from serving_gym.runners.configuration.compose import composed
-from serving_gym.runners.serve import ServeConfig, policy_host
+from serving_gym.runners.serving.config import ServeConfig
+from serving_gym.runners.serving.service import policy_host
 
 _CHARACTERS_PER_TOKEN = 4  # of a prompt given as text
 
