@@ -16,6 +16,7 @@ from serving_gym.envs.interface.commands import Command, Receipt, SetLayout
 from serving_gym.envs.interface.layout import all_groups
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, ClusterState
+from serving_gym.envs.live.client_health import ClientHealth
 from serving_gym.envs.live.endpoints import check_endpoints
 from serving_gym.envs.live.loop import LoopThread
 from serving_gym.envs.live.routers import Router
@@ -185,6 +186,10 @@ class LiveBackend:
         sent_s = self._session.ledger.sent_s
         lag_s: NDArray[np.float64] = (sent_s - self._session.ledger.arrival_s)[~np.isnan(sent_s)]
         return lag_s
+
+    def client_health(self) -> ClientHealth:
+        """What the client itself has added to the present run: its lag, the machine's load, strangers."""
+        return self._loop.call(self._session.client_health)
 
     def close(self) -> None:
         """Drops requests in flight and disconnects from the servers."""

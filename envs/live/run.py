@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.interface.metrics import UNFINISHED, RequestRecords
 from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.live.client_health import ClientHealth
 from serving_gym.envs.live.control import NoDecision
 from serving_gym.envs.live.ledger import Ledger
 from serving_gym.envs.live.loop import LoopThread
@@ -85,6 +86,10 @@ class LiveRun:
             return np.bincount(self.workload.class_id[rows][left], minlength=len(self.slos))
 
         return self.ask_ledger(count)
+
+    def client_health(self) -> ClientHealth:
+        """What the client itself has added to the present run: its lag, the machine's load, overrides, strangers."""
+        return self._loop.call(self._session.client_health)
 
     def close(self) -> None:
         """Drops requests in flight and disconnects from the servers."""
