@@ -124,7 +124,7 @@ class LiveDPTPEnv(DPTPEnv):
 
     Args:
         settings: The server, whose ranks are the base engines, and how to deal with it.
-        render_mode: `ansi`, `rgb_array` or None.
+        render_mode: `human`, `ansi`, `rgb_array` or None.
         config: As of `DPTPEnv`.
 
     Raises:
