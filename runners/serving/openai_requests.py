@@ -119,7 +119,11 @@ def _count(value: Any) -> int | None:
 class AnswerMeter:
     """Counts the tokens of an answer as its bytes pass through: a stream of server-sent events, or one JSON object.
 
+    Args:
+        streams: Whether it is a stream.
+
     Attributes:
+        streams: Whether it is a stream.
         tokens: Output tokens so far: those of the last `usage`, else one for each event with a choice.
         whole: Whether the answer has reached its end (`[DONE]`, or a whole JSON object).
         failed: Why it is an error; empty if it is none.
@@ -128,6 +132,7 @@ class AnswerMeter:
     _MOST_BYTES = 4 * 2**20  # of an answer that is no stream
 
     def __init__(self, streams: bool) -> None:
+        self.streams = streams
         self._events = EventStream() if streams else None
         self._held = bytearray()
         self.tokens = 0
