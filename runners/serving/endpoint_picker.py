@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from serving_gym.runners.serving.fleet_view import FleetView
 from serving_gym.runners.serving.gauge_feed import GaugeFeed
+from serving_gym.runners.serving.json_body import object_of
 from serving_gym.runners.serving.openai_requests import (
     CHARACTERS_PER_TOKEN,
     DEFAULT_OUTPUT_TOKENS,
@@ -353,12 +354,7 @@ def _object(body: bytes) -> dict[str, Any]:
     Raises:
         ValueError: it is none, or has no prompt.
     """
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ValueError("the body is not JSON") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"the body must be an object, got {type(found).__name__}")
+    found = object_of(body)
     if not prompt_of(found):
         raise ValueError("the body has no prompt: prompt, messages or input is missing")
     return found

@@ -99,6 +99,7 @@ class FleetView:
     Args:
         spec: Setting of the policy; each endpoint takes a place of its fleet.
         remember_prefixes: Whether `cached_tokens` is what was sent where; else 0.
+        hash_block_tokens: Tokens that a prefix block covers.
         clock: Monotonic seconds.
     """
 
@@ -106,9 +107,10 @@ class FleetView:
         self,
         spec: PolicySpec,
         remember_prefixes: bool = False,
+        hash_block_tokens: int = HASH_BLOCK_TOKENS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.spec = spec
+        self.spec, self.hash_block_tokens = spec, hash_block_tokens
         self._clock, self._begun_s = clock, clock()
         fleet = spec.fleet
         blocks = fleet.kv_capacity_tokens // fleet.block_size
@@ -214,6 +216,15 @@ class FleetView:
     def requests_at(self, place: int) -> int:
         """Requests in flight at a place by the router's own count."""
         return len(self._seats[place].load.in_flight)
+
+    def pending_tokens_at(self, place: int) -> int:
+        """Prompt tokens at a place whose requests have no first token."""
+        return self._seats[place].load.pending_tokens
+
+    def context_tokens_at(self, place: int) -> int:
+        """Tokens of prompts and answers at a place."""
+        load = self._seats[place].load
+        return load.pending_tokens + load.context_tokens
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -321,6 +332,21 @@ class FleetView:
             del self._flights[name]
             self._add(flight, refused=1)
 
+    def withdraw(self, name: Hashable) -> Flight:
+        """A request is taken out for a while, neither finished nor failed; `restore` puts it back, unsent."""
+        flight = self._flights.pop(name)
+        if flight.place >= 0:
+            self._leave(flight)
+            self._sent_of_class[flight.lengths.class_id] -= 1
+            flight.place, flight.first_token_s, flight.generated = -1, float("nan"), 0
+        else:
+            del self._unsent[name]
+        return flight
+
+    def restore(self, name: Hashable, flight: Flight) -> None:
+        """A request that was withdrawn is back."""
+        self._flights[name] = self._unsent[name] = flight
+
     def _finish(self, flight: Flight, output: int) -> None:
         tpot_s = (self.now_s - flight.first_token_s) / max(output - 1, 1)
         met = tpot_s <= self.spec.slos[flight.lengths.class_id].tpot_s
@@ -421,10 +447,6 @@ class FleetView:
 
     def _request(self, flight: Flight, network_s: NDArray[np.float64]) -> RoutedRequest:
         lengths, spec = flight.lengths, self.spec
-        cached = np.zeros(len(self._seats), np.int64)
-        if self._index is not None and flight.hash_ids.size:
-            blocks = self._index.match(flight.hash_ids.tolist())
-            cached = np.minimum(blocks * HASH_BLOCK_TOKENS, lengths.input_tokens)
         return RoutedRequest(
             index=flight.index,
             arrival_s=flight.arrival_s,
@@ -437,11 +459,18 @@ class FleetView:
             region=spec.fleet.regions[0],
             network_s=network_s,
             hash_ids=flight.hash_ids,
-            hash_block_tokens=HASH_BLOCK_TOKENS,
-            cached_tokens=cached,
+            hash_block_tokens=self.hash_block_tokens,
+            cached_tokens=self.cached_tokens(flight),
             held_before=flight.held_before,
             deferred=flight.deferred,
         )
+
+    def cached_tokens(self, flight: Flight) -> NDArray[np.int64]:
+        """(P,) tokens of a prompt that were sent to each place before; 0 where that is not remembered."""
+        if self._index is None or not flight.hash_ids.size:
+            return np.zeros(len(self._seats), np.int64)
+        blocks = self._index.match(flight.hash_ids.tolist())
+        return np.minimum(blocks * self.hash_block_tokens, flight.lengths.input_tokens)
 
     def _network_s(self, model: str) -> NDArray[np.float64]:
         """(P,) 0 to places of the request's model, infinite to others; a name that no place has is for all."""

@@ -15,7 +15,6 @@ training_server.py of 2026; client: sidecars/latencypredictorasync of kubernetes
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from serving_gym.baselines.common.routers.predicted_latency import PredictedLate
 from serving_gym.baselines.common.routers.predicted_latency_profile import PredictedLatencyProfilePolicy
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.serving.json_body import json_object
 from serving_gym.runners.serving.latency_models import (
     POD_TYPES,
     LearnedServedLatency,
@@ -119,7 +119,7 @@ class LatencyPredictor:
 
     async def _predict(self, request: web.Request) -> web.Response:
         try:
-            row = _row(await _body(request), "the request")
+            row = _row(await json_object(request), "the request")
         except ValueError as error:
             return _refused(422, str(error))
         if not self.model.ready:
@@ -130,7 +130,8 @@ class LatencyPredictor:
         begun_s = time.perf_counter()
         try:
             rows = [
-                _row(row, f"requests[{i}]") for i, row in enumerate(_list(await _body(request), "requests"))
+                _row(row, f"requests[{i}]")
+                for i, row in enumerate(_list(await json_object(request), "requests"))
             ]
         except ValueError as error:
             return _refused(422, str(error))
@@ -166,7 +167,7 @@ class LatencyPredictor:
 
     async def _add(self, request: web.Request) -> web.Response:
         try:
-            listed = _list(await _body(request), "entries", least=0)
+            listed = _list(await json_object(request), "entries", least=0)
             entries = [_row(entry, f"entries[{i}]", _OBSERVED) for i, entry in enumerate(listed)]
         except ValueError as error:
             return _refused(422, str(error))
@@ -253,21 +254,6 @@ def _model_of(service: PolicyService) -> ServedLatency:
         f"protocol latency_predictor needs policy={' or policy='.join(names)}, got {policy.name}: "
         "other policies predict no latencies"
     )
-
-
-async def _body(request: web.Request) -> Mapping[str, Any]:
-    """The JSON object of a request.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        found = json.loads(await request.read())
-    except (ValueError, RecursionError):
-        raise ValueError("the body is not JSON") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"the body must be an object, got {type(found).__name__}")
-    return found
 
 
 def _list(body: Mapping[str, Any], name: str, least: int = 1) -> list[Any]:

@@ -76,26 +76,31 @@ def is_token_ids(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
 
 
-def prefix_ids(body: Mapping[str, Any]) -> NDArray[np.int32]:
+def prefix_ids(body: Mapping[str, Any], block_tokens: int = HASH_BLOCK_TOKENS) -> NDArray[np.int32]:
     """Ids of the full blocks of a prompt, (blocks,); two prompts share ids as far as they share blocks from the start.
 
     Text is cut by characters, four to a token, so that ids are those of the text and not of the engine's own blocks.
+
+    Args:
+        body: The request.
+        block_tokens: Tokens of a block.
     """
     ids, before = [], b""
-    for block in _blocks(prompt_of(body)):
+    for block in _blocks(prompt_of(body), block_tokens):
         before = hashlib.blake2b(before + block, digest_size=8).digest()
         ids.append(int.from_bytes(before[:4], "little") >> 1)
     return np.array(ids, np.int32)
 
 
-def _blocks(prompt: Any) -> Iterator[bytes]:
+def _blocks(prompt: Any, size: int) -> Iterator[bytes]:
+    """The full blocks of `size` tokens of a prompt."""
     if is_token_ids(prompt):
-        size, longest = HASH_BLOCK_TOKENS, _LONGEST_TOKENS
+        longest = _LONGEST_TOKENS
         for first in range(0, min(len(prompt), longest) - size + 1, size):
             yield repr(prompt[first : first + size]).encode()
         return
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False, default=str)
-    size, longest = HASH_BLOCK_TOKENS * CHARACTERS_PER_TOKEN, _LONGEST_TOKENS * CHARACTERS_PER_TOKEN
+    size, longest = size * CHARACTERS_PER_TOKEN, _LONGEST_TOKENS * CHARACTERS_PER_TOKEN
     for first in range(0, min(len(text), longest) - size + 1, size):
         yield text[first : first + size].encode(errors="replace")
 

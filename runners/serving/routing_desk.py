@@ -93,16 +93,21 @@ class RoutingDesk:
         self._retrying: asyncio.Task[None] | None = None
         self._random = random.Random(0)
 
-    async def choose(self, name: Hashable, allowed: Sequence[int] | None = None) -> Choice:
+    async def choose(
+        self, name: Hashable, allowed: Sequence[int] | None = None, may_wait: bool = True
+    ) -> Choice:
         """Decides about a request that has arrived at the view, and books where it goes.
 
         Args:
             name: Which one.
             allowed: Places that it may go to; None: all.
+            may_wait: Whether it may be held; else the fallback decides where the policy holds it.
         """
         choice = await self._offer(name, allowed)
         if choice is not None:
             return choice
+        if not may_wait:
+            return self._decide_instead(name, allowed)
         if len(self._held) >= int(self.service.env.config.queue_capacity):
             return self._refuse(name, TOO_MANY_REQUESTS, "the router's queue is full")
         loop = asyncio.get_running_loop()
@@ -172,19 +177,24 @@ class RoutingDesk:
                 late = asyncio.get_running_loop().time() >= held.until_s
                 if kind in left_alone and not late:
                     continue
-                choice = self._too_late(held) if late else await self._offer(held.name, held.allowed)
+                choice = (
+                    self._decide_instead(held.name, held.allowed)
+                    if late
+                    else await self._offer(held.name, held.allowed)
+                )
                 if choice is None:
                     left_alone.add(kind)
                 elif not held.chosen.done():
                     held.chosen.set_result(choice)
                     self._held.remove(held)
 
-    def _too_late(self, held: _Held) -> Choice:
+    def _decide_instead(self, name: Hashable, allowed: Sequence[int] | None) -> Choice:
+        """Decides about a request that the policy would hold on."""
         self._refresh()
-        own = self.fall_back(self.view.state(held.name, held.allowed))
+        own = self.fall_back(self.view.state(name, allowed))
         if own is None:
-            return self._refuse(held.name, UNAVAILABLE, "no endpoint is ready for the request")
-        return self._override(held.name, own, "held")
+            return self._refuse(name, UNAVAILABLE, "no endpoint is ready for the request")
+        return self._override(name, own, "held")
 
     def _rank(self, held: _Held) -> tuple[int, int]:
         if held.name not in self.view:
