@@ -32,9 +32,10 @@ from serving_gym.envs.live.gauges import NOTHING
 from serving_gym.envs.live.scraper import Reading
 from serving_gym.envs.routing.state import RoutingState
 from serving_gym.runners.configuration.compose import composed
-from serving_gym.runners.serve import ServeConfig, policy_host
+from serving_gym.runners.serving.config import ServeConfig
 from serving_gym.runners.serving.fleet_view import FleetView, Flight
 from serving_gym.runners.serving.openai_requests import Lengths, lengths_of
+from serving_gym.runners.serving.service import policy_host
 
 
 def request_lengths(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lengths:
