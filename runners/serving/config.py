@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.live.endpoints import is_loopback
@@ -39,6 +39,8 @@ class ServeConfig(RunConfig):
     ports: dict[str, int | None] = field(default_factory=lambda: dict.fromkeys(PROTOCOLS))
     allow_remote: bool = False
     seed: int = 0
+
+    bodies: ClassVar[tuple[str, ...]] = ("simulator", "vllm")  # vllm: servers that run, to read gauges from
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -168,7 +168,7 @@ class AnswerMeter:
             return
         if chunk.get("error"):
             self.failed = str(chunk["error"])[:200]
-        usage = chunk.get("usage")
+        usage = chunk.get("usage") or chunk.get("meta_info")  # OpenAI's, or SGLang's
         counted = _count(usage.get("completion_tokens")) if isinstance(usage, dict) else None
         if counted is not None:
             self.tokens = max(self.tokens, counted)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 # Listener class of each protocol, `module:class`.
 PROTOCOLS = {
     "http": "runners.serving.server:HttpListener",
+    "dynamo_router": "runners.serving.dynamo_router:DynamoRouter",
+    "endpoint_picker": "runners.serving.endpoint_picker:EndpointPicker",
+    "latency_predictor": "runners.serving.latency_predictor:LatencyPredictor",
 }
 
 

@@ -131,20 +131,11 @@ class RoutingDesk:
             self._retrying.cancel()
             await asyncio.gather(self._retrying, return_exceptions=True)
 
-    def fall_back(self, state: RoutingState) -> int | None:
-        """Power of two choices by requests in flight; None: nobody can take the request."""
-        able = state.can_take.nonzero()[0].tolist()
-        if not able:
-            return None
-        counts = in_flight_counts(state)
-        drawn = self._random.sample(able, k=min(2, len(able)))
-        return int(min(drawn, key=lambda place: counts[place]))
-
     async def _offer(self, name: Hashable, allowed: Sequence[int] | None) -> Choice | None:
         """Asks the policy about a request; None: it is held."""
         self._refresh()
         state = self.view.state(name, allowed)
-        own = self.fall_back(state)
+        own = lighter_of_two(state, self._random)
         if own is None:
             return self._refuse(name, UNAVAILABLE, "no endpoint is ready for the request")
         answer = await self.service.decide(state, own)
@@ -191,7 +182,7 @@ class RoutingDesk:
     def _decide_instead(self, name: Hashable, allowed: Sequence[int] | None) -> Choice:
         """Decides about a request that the policy would hold on."""
         self._refresh()
-        own = self.fall_back(self.view.state(name, allowed))
+        own = lighter_of_two(self.view.state(name, allowed), self._random)
         if own is None:
             return self._refuse(name, UNAVAILABLE, "no endpoint is ready for the request")
         return self._override(name, own, "held")
@@ -209,7 +200,7 @@ class RoutingDesk:
     def _override(self, name: Hashable, place: int, reason: str) -> Choice:
         if place not in self.view.ready():
             return self._refuse(name, UNAVAILABLE, "no endpoint is ready for the request")
-        self.service.count("overrides", reason=reason)
+        self.service.count("routing_overrides", reason=reason)
         self.view.send(name, place)
         return Choice(place, reason=reason)
 
@@ -217,3 +208,18 @@ class RoutingDesk:
         self.service.count("refusals", status=str(status))
         self.view.refuse(name)
         return Choice(None, status=status, reason=reason)
+
+
+def lighter_of_two(state: RoutingState, draw: random.Random) -> int | None:
+    """Power of two choices by requests in flight; None: nobody can take the request.
+
+    Args:
+        state: State of the router.
+        draw: Draws the two.
+    """
+    able = state.can_take.nonzero()[0].tolist()
+    if not able:
+        return None
+    counts = in_flight_counts(state)
+    drawn = draw.sample(able, k=min(2, len(able)))
+    return int(min(drawn, key=lambda place: counts[place]))

@@ -155,7 +155,7 @@ def test_an_advisory_selection_does_not_wait(env):
         async with serving(env, lambda state: None) as (client, _, service):
             await client("POST", "/workers", worker(1), 201)
             assert (await client("POST", "/select", PROMPT | {"advisory": True}))["worker_id"] == 1
-            assert service.counts["overrides held"] == 1
+            assert service.counts["routing_overrides held"] == 1
 
     asyncio.run(call())
 

@@ -218,7 +218,7 @@ def test_the_policy_is_kept_to_the_subset(env, servers):
 
         async with picking(env, servers, choose) as (service, _, channel):
             assert picked(await Proxy(channel, subset=[other]).send(BODY)) == other
-            assert not service.counts["overrides error"]
+            assert not service.counts["routing_overrides error"]
             for subset in ([], ["10.1.1.1:8000"]):
                 (refused,) = await Proxy(channel, subset=subset).send(BODY)
                 assert refused.immediate_response.status.code == 503
@@ -314,7 +314,7 @@ def test_what_is_held_too_long_goes_to_the_lighter_of_two_and_a_full_queue_refus
             answers = await asyncio.wait_for(asyncio.gather(*sent), 20)
             kinds = sorted(one[0].WhichOneof("response") for one in answers)
             assert kinds == ["immediate_response", "request_headers", "request_headers"]
-            assert service.counts["overrides held"] == 2
+            assert service.counts["routing_overrides held"] == 2
             assert service.counts["refusals 429"] == 1
 
     asyncio.run(exchange())
@@ -327,7 +327,7 @@ def test_a_policy_that_fails_or_only_watches_is_replaced_and_counted(env, server
             service.mode = mode
             chosen = [picked(await Proxy(channel).send(BODY)) for _ in range(8)]
             assert set(chosen) <= set(names(servers))
-            assert service.counts[f"overrides {'error' if mode == 'live' else 'mode'}"] == 8
+            assert service.counts[f"routing_overrides {'error' if mode == 'live' else 'mode'}"] == 8
 
     asyncio.run(exchange())
 
