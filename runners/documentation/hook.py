@@ -18,9 +18,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """
     site = Files([file for file in files if file.src_dir != config.docs_dir])
     for path in shown_files():
-        site.append(
-            File(path, str(ROOT), config.site_dir, config.use_directory_urls, dest_uri=address(path))
-        )
+        site.append(File(path, str(ROOT), config.site_dir, config.use_directory_urls, dest_uri=address(path)))
     for path, content in written_pages().items():
         site.append(File.generated(config, path, content=content))
     return site

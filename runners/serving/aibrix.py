@@ -20,6 +20,7 @@ from serving_gym.runners.serving.scaling_control import ScalingControl
 
 if TYPE_CHECKING:
     from aiohttp import web
+
     from serving_gym.runners.serving.service import PolicyService
 
 METRIC = "vllm:deployment_replicas"

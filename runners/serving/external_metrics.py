@@ -27,6 +27,7 @@ from serving_gym.runners.serving.scaling_control import ScalingControl
 
 if TYPE_CHECKING:
     from aiohttp import web
+
     from serving_gym.runners.serving.service import PolicyService
 
 GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 from serving_gym.runners import evaluate, replay
-from serving_gym.runners.command_line.cli import USER_ERROR
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.replaying.log import Log, read_log
 from serving_gym.runners.replaying.outcomes import costs_of, recorded_outcomes, seen_outcomes
