@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,7 @@ from serving_gym.envs.live.transitions import Slot, SlotState
 from serving_gym.envs.workload.schema import Workload
 
 LOOK_EVERY_S = 0.1
+_log = logging.getLogger(__name__)
 HELD = {  # state of a slot's machine; it is vacant in other states
     SlotState.STARTING: Held.STARTING,
     SlotState.CANARY: Held.STARTING,
@@ -40,7 +42,8 @@ class LaunchedRun(LiveRun):
     """Servers launched on this machine, some of them in service. A context manager, which stops all servers at the end.
 
     A server that dies is ejected at once, its requests without a token go to another, and it restarts after a delay
-    that doubles each time. Such restarts do not count as reconfigurations of the policy.
+    that doubles each time. One that hangs is killed and then counts as dead. Such restarts do not count as
+    reconfigurations of the policy.
 
     Args:
         slots: Server slots, all stopped.
@@ -74,6 +77,7 @@ class LaunchedRun(LiveRun):
         self._times_died = [0] * len(self.slots)
         self._known: dict[int, int | None] = {}  # process of each server that has been probed
         session.in_service = self.in_service
+        session.on_hung = self.kill_hung
         for number, slot in enumerate(self.slots):
             slot.in_flight = partial(self.in_flight, number)
         super().__init__(session)
@@ -132,6 +136,7 @@ class LaunchedRun(LiveRun):
         for number, slot in enumerate(self.slots):
             if slot.eject_if_dead():
                 self.deaths += 1
+                _log.warning("%s: %s", slot.server.url, slot.steps[-1].note)
                 self.on_death(number)
             elif number in self._owed and slot.state is SlotState.READY:
                 self._owed.discard(number)
@@ -144,6 +149,11 @@ class LaunchedRun(LiveRun):
                     del self._died_s[number]
                     slot.start()
         self._learn()
+
+    def kill_hung(self, number: int, reason: str) -> None:
+        """Kills a server in service that makes no progress; called in any thread."""
+        if self.in_service(number):
+            self.slots[number].server.kill(f"it hung ({reason}) and was killed")
 
     def on_death(self, number: int) -> None:
         """Called when a server in service has died."""
@@ -227,13 +237,18 @@ class LaunchedRun(LiveRun):
         ]
 
     def close(self) -> None:
-        """Drops requests in flight and stops every server."""
-        super().close()
-        ending = [threading.Thread(target=slot.close) for slot in self.slots]
-        for thread in ending:
-            thread.start()
-        for thread in ending:
-            thread.join()
+        """Drops requests in flight and stops every server side by side; when interrupted, kills them at once."""
+        ending = [threading.Thread(target=slot.close, daemon=True) for slot in self.slots]
+        try:
+            super().close()
+            for thread in ending:
+                thread.start()
+            for thread in ending:
+                thread.join()
+        except BaseException:
+            for slot in self.slots:
+                slot.server.kill("interrupted")
+            raise
 
 
 def expected_server(url: str, settings: LaunchSettings) -> Server:

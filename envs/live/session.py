@@ -48,6 +48,7 @@ class LiveSession:
         scraper: readings of `/metrics`.
         in_service: whether a server takes requests; by default all do.
         server_is_coming: whether a server is starting that requests may wait for; by default none is.
+        on_hung: called with a server that makes no progress, and why it is taken to hang.
         longest: longest request of a row, prompt and answer, tokens; by default what one of the servers takes, within
             `settings.max_model_len`.
     """
@@ -72,6 +73,7 @@ class LiveSession:
         self.in_service: Callable[[int], bool] = lambda server: True
         self.server_is_coming: Callable[[], bool] = lambda: False
         self.longest: Callable[[int], int] = self._longest
+        self.on_hung: Callable[[int, str], None] = lambda server, reason: None
         self._client: aiohttp.ClientSession | None = None
         self._scraping: asyncio.Task[None] | None = None
         self._replaying: asyncio.Task[None] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -9,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving_gym.envs.live.launch_settings import LaunchSettings, shares_gpu
-from serving_gym.envs.live.launcher import LocalServer
+from serving_gym.envs.live.launcher import LocalServer, stop_all
 
 _LOOK_EVERY_S = 0.25
+_log = logging.getLogger(__name__)
 FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
 
 
@@ -91,8 +93,7 @@ class LocalServers:
         self._ending.set()
         if self._watch.is_alive():
             self._watch.join()
-        for server in self.servers:
-            server.stop()
+        stop_all(self.servers)
 
     def _await(self, number: int) -> None:
         """Waits for a server's first answer, if it has not answered yet."""
@@ -108,7 +109,9 @@ class LocalServers:
             for number, server in enumerate(self.servers):
                 if server.pid is not None:
                     continue
-                died_s.setdefault(number, now_s)
+                if number not in died_s:
+                    died_s[number] = now_s
+                    _log.warning("%s: %s; it is started again", server.url, server.ending)
                 waited_s = now_s - died_s[number]
                 if waited_s >= min(self.back_off_s * 2 ** deaths[number], LONGEST_BACK_OFF_S):
                     server.start()

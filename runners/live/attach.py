@@ -25,7 +25,7 @@ from serving_gym.envs.interface.sharing import SharedModel
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.backend import LiveBackend
 from serving_gym.envs.live.launch_settings import LaunchSettings
-from serving_gym.envs.live.launcher import LocalServer, ending_on_sigterm
+from serving_gym.envs.live.launcher import LocalServer, ending_on_signals
 from serving_gym.envs.live.settings import lower_limit
 from serving_gym.envs.live.supervision import LocalServers
 from serving_gym.envs.live.tiny_model import LONGEST
@@ -65,7 +65,7 @@ def live_backend(
         ValueError: a package is missing, a server cannot be started, or does not answer as vLLM does.
     """
     check_installed()
-    with ending_on_sigterm(), served(config, cluster, folder) as endpoints:
+    with ending_on_signals(), served(config, cluster, folder) as endpoints:
         spec = replace(cluster, num_gpus=len(endpoints) * cluster.base_width, max_group=1)
         with LiveBackend(spec, slos, replace(config, endpoints=endpoints, launch=False)) as backend:
             yield backend
@@ -102,7 +102,7 @@ def live_env(config: RunConfig, folder: Path) -> Iterator[tuple[LiveEnv, LocalSe
             yield env_of_slots, None
         return
     arguments, backend = config.environment.arguments, config.backend
-    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+    with ending_on_signals(), contextlib.ExitStack() as stack:
         launched = None
         if backend.launch:
             settings = fleet_launch_settings(backend, arguments["cluster"])
@@ -122,7 +122,7 @@ def _scaled_env(config: RunConfig, folder: Path) -> Iterator[LiveAutoscalingEnv]
     """
     arguments, backend = _launching_arguments(config)
     cluster = arguments["cluster"]
-    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+    with ending_on_signals(), contextlib.ExitStack() as stack:
         settings = fleet_launch_settings(backend, cluster)
         limits = [each.max_num_seqs for each in settings]
         slots = _slots(settings, backend, folder)
@@ -142,7 +142,7 @@ def _divided_env(config: RunConfig, folder: Path) -> Iterator[LiveDeploymentEnv]
     check_divided(cluster)
     platform = Platform(_replica_settings(backend, cluster), slots_of(backend, [1] * cluster.num_gpus))
     most = 2 * cluster.num_gpus
-    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+    with ending_on_signals(), contextlib.ExitStack() as stack:
         fleet = stack.enter_context(
             DividedFleet(
                 _slots([platform.base] * most, backend, folder, in_turn=False),
@@ -176,6 +176,7 @@ def _shared_env(config: RunConfig, folder: Path) -> Iterator[LiveSharingEnv]:
             max_model_len=lower_limit(backend.max_model_len, model.max_tokens) or LONGEST,
             memory_utilization=cluster.memory_utilization,
             sleep_mode=backend.sleep_mode,
+            log_iterations=backend.log_iterations,
             python=backend.python,
             block_size=cluster.block_tokens,
             max_num_seqs=cluster.max_num_seqs,
@@ -190,7 +191,7 @@ def _shared_env(config: RunConfig, folder: Path) -> Iterator[LiveSharingEnv]:
         stack.callback(fleet.close)
         return fleet
 
-    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+    with ending_on_signals(), contextlib.ExitStack() as stack:
         yield LiveSharingEnv(make_fleet, backend.control_within_s, **arguments)
 
 
@@ -209,6 +210,7 @@ def _replica_settings(config: BackendConfig, cluster: DeploymentSpec) -> LaunchS
         model=config.serves,
         max_model_len=lower_limit(config.max_model_len, cluster.max_model_len) or LONGEST,
         memory_utilization=cluster.memory_utilization,
+        log_iterations=config.log_iterations,
         python=config.python,
         block_size=cluster.block_size,
         max_num_seqs=cluster.max_num_seqs,
@@ -305,6 +307,7 @@ def _launch_settings(
         max_model_len=lower_limit(config.max_model_len, fleet.limited(replica).max_model_len) or LONGEST,
         memory_utilization=replica.memory_utilization,
         sleep_mode=config.sleep_mode,
+        log_iterations=config.log_iterations,
         python=config.python,
         block_size=replica.block_size,
         max_num_seqs=replica.max_num_seqs,
@@ -349,6 +352,7 @@ def launch_settings(config: BackendConfig, cluster: ClusterSpec) -> LaunchSettin
         tp_size=cluster.base_width,
         memory_utilization=cluster.memory_utilization,
         sleep_mode=config.sleep_mode,
+        log_iterations=config.log_iterations,
         python=config.python,
         block_size=cluster.block_size,
         max_num_seqs=cluster.max_num_seqs,
