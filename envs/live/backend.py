@@ -186,6 +186,10 @@ class LiveBackend:
         lag_s: NDArray[np.float64] = (sent_s - self._session.ledger.arrival_s)[~np.isnan(sent_s)]
         return lag_s
 
+    def record_requests(self, sink: Callable[[dict[str, Any]], None]) -> None:
+        """Lets each request of the next runs be told when it has ended (`Ledger.row`); in the loop's thread."""
+        self._session.on_record = sink
+
     def close(self) -> None:
         """Drops requests in flight and disconnects from the servers."""
         if self._loop.alive:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +73,10 @@ class Ledger:
         max_output_tokens: (N,), what clients declare, likewise.
         arrival_s: (N,), when each request arrives, seconds; NaN until then where it waits for an answer.
         order: rows that have arrived, in order of arrival.
+        on_end: called with the record of each request that has ended (`row`); None: nobody is.
     """
+
+    on_end: Callable[[dict[str, Any]], None] | None = None
 
     def __init__(self, workload: Workload, slos: tuple[SLO, ...], num_engines: int) -> None:
         rows = len(workload)
@@ -154,11 +159,12 @@ class Ledger:
             scheduled_s = float(self.first_token_s[row]) - server_ttft_s
             self.first_scheduled_s[row] = max(scheduled_s, float(self.sent_s[row]))
         if reason:
-            self.book_loss(row, refused, reason, now_s)
-            return
-        self.finish_s[row] = self.end_s[row] = self.token_times[row][-1][1]
-        self.outcome[row] = FINISHED
-        self._book_finish(row)
+            self._book_loss(row, refused, reason, now_s)
+        else:
+            self.finish_s[row] = self.end_s[row] = self.token_times[row][-1][1]
+            self.outcome[row] = FINISHED
+            self._book_finish(row)
+        self._tell(row)
 
     def book_return(self, row: int, now_s: float) -> None:
         """Records that a request without a token has lost its engine and waits for another."""
@@ -167,11 +173,48 @@ class Ledger:
 
     def book_loss(self, row: int, refused: bool, reason: str, now_s: float) -> None:
         """Records that a request which is not in flight gets no complete answer; why, as in REASON_NAMES or else."""
+        self._book_loss(row, refused, reason, now_s)
+        self._tell(row)
+
+    def _book_loss(self, row: int, refused: bool, reason: str, now_s: float) -> None:
         self.end_s[row] = now_s
         gave_up = reason == REASON_NAMES[PATIENCE]
         self.outcome[row] = REFUSED if refused else ABANDONED if gave_up else FAILED
         self.reasons[row] = reason
         self._add(row, refused=refused, failed=not refused)
+
+    def _tell(self, row: int) -> None:
+        if self.on_end is not None:
+            self.on_end(self.row(row))
+
+    def row(self, row: int) -> dict[str, Any]:
+        """The record of a request under the names of `RequestRecords.to_frame`, and `error`: why it failed."""
+        workload = self.workload
+        sessions = (
+            {} if workload.session_id is None else {"session": workload.session_id, "turn": workload.turn}
+        )
+        columns: dict[str, Any] = {
+            "arrival_s": self.arrival_s,
+            "input_tokens": workload.input_tokens,
+            "output_tokens": workload.output_tokens,
+            "class_id": workload.class_id,
+            "priority": workload.priority,
+            "first_scheduled_s": self.first_scheduled_s,
+            "first_token_s": self.first_token_s,
+            "finish_s": self.finish_s,
+            "generated_tokens": self.generated,
+            "engine": self.engine,
+            **sessions,
+        }
+        values = {name: column[row].item() for name, column in columns.items()}
+        return {
+            "index": row,
+            **{
+                name: None if value != value else value for name, value in values.items()
+            },  # NaN: it did not happen
+            "outcome": OUTCOME_NAMES[self.outcome[row]],
+            "error": self.reason(row),
+        }
 
     def latency_cost(self, now_s: float) -> float:
         """Sum over requests of TTFT / SLO + TPOT / SLO, accrued while they are in the system, as in simulation."""

@@ -86,6 +86,10 @@ class LiveRun:
 
         return self.ask_ledger(count)
 
+    def record_requests(self, sink: Callable[[dict[str, Any]], None]) -> None:
+        """Lets each request of the next runs be told when it has ended (`Ledger.row`); in the loop's thread."""
+        self._session.on_record = sink
+
     def close(self) -> None:
         """Drops requests in flight and disconnects from the servers."""
         if self._loop.alive:
@@ -121,6 +125,10 @@ class DrivesServers:
     def records(self) -> RequestRecords:
         """Records of every request that has arrived."""
         return self.fleet.results()
+
+    def record_requests(self, sink: Callable[[dict[str, Any]], None]) -> None:
+        """Lets each request of the next episodes be told when it has ended."""
+        self.fleet.record_requests(sink)
 
     def close(self) -> None:
         """Disconnects from the servers; servers launched for the environment are stopped."""

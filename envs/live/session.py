@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,7 @@ class LiveSession:
         in_service: whether a server takes requests; by default all do.
         server_is_coming: whether a server is starting that requests may wait for; by default none is.
         on_hung: called with a server that makes no progress, and why it is taken to hang.
+        on_record: called with the record of each request of the next runs that has ended.
         longest: longest request of a row, prompt and answer, tokens; by default what one of the servers takes, within
             `settings.max_model_len`.
     """
@@ -74,6 +75,7 @@ class LiveSession:
         self.server_is_coming: Callable[[], bool] = lambda: False
         self.longest: Callable[[int], int] = self._longest
         self.on_hung: Callable[[int, str], None] = lambda server, reason: None
+        self.on_record: Callable[[dict[str, Any]], None] | None = None
         self._client: aiohttp.ClientSession | None = None
         self._scraping: asyncio.Task[None] | None = None
         self._replaying: asyncio.Task[None] | None = None
@@ -152,6 +154,7 @@ class LiveSession:
         await self._wait_until_empty(self._client)
         self._base = [NOTHING if reading is None else reading.gauges for reading in self.scraper.readings]
         self.ledger = Ledger(workload, slos, len(self.servers))
+        self.ledger.on_end = self.on_record
         self.scraper.before_reading = lambda server: len(self.ledger.engines[server].in_flight)
         self.replay = Replay(
             session=self._client,

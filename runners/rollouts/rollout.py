@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,7 +102,13 @@ class Episode:
         }
 
 
-def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | None = None) -> Episode:
+def run_episode(
+    env: gym.Env[Any, Any],
+    policy: Policy,
+    seed: int,
+    name: str | None = None,
+    on_decision: Callable[[dict[str, Any]], None] | None = None,
+) -> Episode:
     """Runs one episode to its end.
 
     Args:
@@ -110,6 +116,7 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
         policy: the policy.
         seed: of the episode and of the policy.
         name: name of the policy in results; None: its own name.
+        on_decision: called with each entry of `Episode.decisions` when its step has ended.
     """
     called = policy.name if name is None else name
     core: Any = env.unwrapped
@@ -140,6 +147,8 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
                 **_live_entries(info),
             }
         )
+        if on_decision is not None:
+            on_decision(decisions[-1])
     records: RequestRecords = core.records()
     duration_s = float(core.state.now_s)
     spec = core.policy_spec
