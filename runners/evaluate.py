@@ -30,6 +30,7 @@ from serving_gym.runners.configuration.policies import check_spaces, load_policy
 from serving_gym.runners.configuration.schema import EvaluateConfig
 from serving_gym.runners.live.attach import configured_env
 from serving_gym.runners.live.both import evaluate_both
+from serving_gym.runners.live.policies import deciding
 from serving_gym.runners.reporting.engine_lines import say_engines
 from serving_gym.runners.reporting.episode_files import write_episodes
 from serving_gym.runners.reporting.progress import progress_bar
@@ -50,6 +51,7 @@ def main(config: EvaluateConfig, out: Path) -> None:
     settings = dataclasses.asdict(config)
     with ending_on_signals(), RunRecords(out, settings, config.seeds, config.backend.name) as records:
         with (
+            deciding(config, {label: policy}, {label: config.policy}) as (policies, _),
             configured_env(config, out / "servers") as env,
             make_tracker(config.tracker, out, settings) as tracker,
             progress_bar(config.seeds, f"evaluate {label}", "episode") as bar,
@@ -61,7 +63,7 @@ def main(config: EvaluateConfig, out: Path) -> None:
             episodes = []
             for step, seed in enumerate(config.seed_range):
                 key = Key(label, seed, config.backend.name)
-                episodes.append(records.run(key, env, policy))
+                episodes.append(records.run(key, env, policies[label]))
                 metrics = episodes[-1].metrics
                 tracker.log(
                     {f"evaluation/{name}": metrics[name] for name in SHOWN_METRICS if name in metrics}, step

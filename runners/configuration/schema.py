@@ -52,6 +52,8 @@ class BackendConfig(LiveSettings):
         sleep_mode: Whether launched servers support sleep mode; on GPUs only.
         log_iterations: Whether launched servers log each iteration, in a log without bound, as `runners.calibrate
             traffic=` reads it.
+        policy_process: Whether policies decide in a process of their own, so that one that computes or hangs delays no
+            request (`runners.rollouts.policy_process`).
         control_within_s: Longest time that a policy which starts and stops servers may take, s; then all is left as it
             is.
         envelope: Safety limits of such a policy.
@@ -66,6 +68,7 @@ class BackendConfig(LiveSettings):
     serves: str | None = None
     sleep_mode: bool = False
     log_iterations: bool = False
+    policy_process: bool = True
     control_within_s: float = 10.0
     envelope: EnvelopeSettings = field(default_factory=EnvelopeSettings)
     deadlines: Deadlines = field(default_factory=Deadlines)

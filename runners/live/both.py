@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serving_gym.envs.autoscaling.state import AutoscalingSpec
 from serving_gym.envs.interface.fleet import FleetConfig
@@ -20,6 +20,7 @@ from serving_gym.runners.configuration.policies import check_spaces, load_polici
 from serving_gym.runners.configuration.schema import EvaluateConfig
 from serving_gym.runners.live.attach import live_env
 from serving_gym.runners.live.gap import USUAL_RIVALS, gap, transition_gap
+from serving_gym.runners.live.policies import deciding
 from serving_gym.runners.reporting.engine_lines import say_engines
 from serving_gym.runners.reporting.episode_files import write_episodes
 from serving_gym.runners.reporting.output import write_json
@@ -28,6 +29,9 @@ from serving_gym.runners.reporting.records import Key, RunRecords
 from serving_gym.runners.reporting.tables import print_results_in, print_table
 from serving_gym.runners.reporting.trackers import make_tracker
 from serving_gym.runners.rollouts.rollout import Episode
+
+if TYPE_CHECKING:
+    from serving_gym.baselines.policy import Policy
 
 
 def evaluate_both(config: EvaluateConfig, out: Path) -> None:
@@ -42,20 +46,21 @@ def evaluate_both(config: EvaluateConfig, out: Path) -> None:
     settings, planned = dataclasses.asdict(config), len(policies) * config.seeds * (1 + config.repeats)
     with ending_on_signals(), RunRecords(out, settings, planned, "vllm") as records:
         with (
+            deciding(config, policies, {label: config.policy}) as (remote, _),
             live_env(config, out / "servers") as (live, launched),
             make_tracker(config.tracker, out, settings) as tracker,
             progress_bar(planned, "evaluate", "episode") as bar,
         ):
             runs: list[dict[str, list[Episode]]] = []
-            bodies: tuple[tuple[Any, str, int], ...] = (
-                (simulator, "simulator", 1),
-                (live, "vllm", config.repeats),
+            bodies: tuple[tuple[Any, str, int, dict[str, Policy]], ...] = (
+                (simulator, "simulator", 1, policies),
+                (live, "vllm", config.repeats, remote),
             )
-            for env, body, repeats in bodies:
+            for env, body, repeats, deciders in bodies:
                 episodes: dict[str, list[Episode]] = {name: [] for name in policies}
                 for repeat, seed, name in product(range(repeats), config.seed_range, policies):
                     bar.set_postfix_str(f"{name}, seed {seed}", refresh=False)
-                    episodes[name].append(records.run(Key(name, seed, body, repeat), env, policies[name]))
+                    episodes[name].append(records.run(Key(name, seed, body, repeat), env, deciders[name]))
                     bar.update()
                 runs.append(episodes)
             simulated, real = runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import traceback
@@ -122,7 +123,8 @@ def run_episode(
     core: Any = env.unwrapped
     core.ask_every(period_of(policy))
     if hasattr(core, "rehearse"):  # on live servers, which run in real time
-        core.rehearse(policy, seed)
+        with getattr(policy, "unhurried", contextlib.nullcontext)():
+            core.rehearse(policy, seed)
     observation, _ = env.reset(seed=seed)
     policy.reset(core.policy_spec, seed)
     decisions: list[dict[str, Any]] = []
