@@ -73,11 +73,14 @@ class LaunchedRun(LiveRun):
         self.deaths = 0
         self.begun_s = float("nan")
         self._died_s: dict[int, float] = {}
-        self._owed: set[int] = set()  # slots whose servers have died and will be restarted
+        self._owed: dict[
+            int, float
+        ] = {}  # slots whose servers have died and will be restarted; since when, monotonic
         self._times_died = [0] * len(self.slots)
         self._known: dict[int, int | None] = {}  # process of each server that has been probed
         session.in_service = self.in_service
         session.on_hung = self.kill_hung
+        session.server_is_coming = self.coming
         for number, slot in enumerate(self.slots):
             slot.in_flight = partial(self.in_flight, number)
         super().__init__(session)
@@ -139,7 +142,7 @@ class LaunchedRun(LiveRun):
                 _log.warning("%s: %s", slot.server.url, slot.steps[-1].note)
                 self.on_death(number)
             elif number in self._owed and slot.state is SlotState.READY:
-                self._owed.discard(number)
+                del self._owed[number]
             elif number in self._owed and slot.state is SlotState.FAILED and slot.idle:
                 self._died_s.setdefault(number, now_s)
             if number in self._died_s:
@@ -162,12 +165,20 @@ class LaunchedRun(LiveRun):
     def give_up(self, number: int) -> None:
         """Cancels the restart of a server that has died."""
         self._died_s.pop(number, None)
-        self._owed.discard(number)
+        self._owed.pop(number, None)
 
     def bring_back(self, number: int) -> None:
         """Schedules the restart of a server that has died or failed to start."""
         self._died_s.setdefault(number, time.monotonic())
-        self._owed.add(number)
+        self._owed.setdefault(number, time.monotonic())
+
+    def coming(self) -> bool:
+        """Whether a server that has died is being restarted, and may still be up in time."""
+        now_s = time.monotonic()
+        return any(
+            now_s - since_s < self.slots[number].server.settings.start_within_s
+            for number, since_s in list(self._owed.items())
+        )
 
     def in_service(self, number: int) -> bool:
         """Whether a slot's server takes requests."""

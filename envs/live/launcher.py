@@ -177,7 +177,7 @@ class LocalServer:
             ValueError: it ends before, or takes too long.
         """
         deadline_s = time.monotonic() + self.settings.start_within_s
-        while not _answers(f"{self.url}/health"):
+        while not answers(f"{self.url}/health"):
             if self.pid is None:
                 raise ValueError(f"the launched vLLM server ended before it answered: {self._last_words()}")
             if time.monotonic() > deadline_s:
@@ -235,7 +235,8 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether a server answers a GET with HTTP 200 within a few seconds."""
     try:
         with urllib.request.urlopen(url, timeout=5) as response:
             return bool(response.status == 200)

@@ -28,7 +28,13 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pandas as pd
 
-from serving_gym.envs.interface.metrics import OUTCOME_NAMES, REASON_NAMES, RequestRecords, to_jsonable
+from serving_gym.envs.interface.metrics import (
+    NO_REASON,
+    OUTCOME_NAMES,
+    REASON_NAMES,
+    RequestRecords,
+    to_jsonable,
+)
 from serving_gym.runners.reporting.line_writer import LineWriter, read_lines
 from serving_gym.runners.reporting.output import write_parquet, write_text
 from serving_gym.runners.rollouts.rollout import Episode, run_episode
@@ -250,7 +256,14 @@ def records_of(frame: pd.DataFrame) -> RequestRecords:
     known = {entry.name for entry in fields(RequestRecords)}
     columns: dict[str, Any] = {name: frame[name].to_numpy() for name in frame.columns if name in known}
     columns["outcome"] = np.array([OUTCOME_NAMES.index(name) for name in frame["outcome"]], np.int8)
-    columns["reason"] = np.array([REASON_NAMES.index(name) for name in frame["reason"]], np.int8)
+    known_reason = frame["reason"].isin(REASON_NAMES)
+    codes = [
+        REASON_NAMES.index(name) if known else NO_REASON
+        for name, known in zip(frame["reason"], known_reason, strict=True)
+    ]
+    columns["reason"] = np.array(codes, np.int8)
+    if "send_lag_s" in columns:  # of live servers
+        columns["error"] = frame["reason"].where(~known_reason, "").to_numpy(object)
     return RequestRecords(**columns)
 
 

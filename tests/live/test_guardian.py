@@ -18,7 +18,7 @@ import pytest
 
 from serving_gym.envs.live import guardian
 from serving_gym.envs.live.launch_settings import LaunchSettings
-from serving_gym.envs.live.launcher import LocalServer, _answers
+from serving_gym.envs.live.launcher import LocalServer, answers
 from serving_gym.envs.live.supervision import LocalServers
 from tests.live.test_launcher import child_of, stand_in, wait_for
 from tests.processes import is_running
@@ -111,7 +111,7 @@ def test_a_server_that_hangs_is_killed_and_started_again(
         time.sleep(1.0)  # until its guardian has had an answer
         os.kill(pid, signal.SIGSTOP)
         wait_for(lambda: fleet.servers[0].pid not in (None, pid), 40.0)
-        wait_for(lambda: _answers(fleet.urls[0]))
+        wait_for(lambda: answers(fleet.urls[0]))
         assert not is_running(pid)
     assert "did not answer /health for 1 s and was killed" in caplog.text
     assert "no answer to /health for 1 s: killed" in (tmp_path / "run" / "0" / "vllm.log").read_text()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from serving_gym.envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings, environment, shares_gpu
-from serving_gym.envs.live.launcher import LocalServer, _answers, ending_on_signals
+from serving_gym.envs.live.launcher import LocalServer, answers, ending_on_signals
 from serving_gym.envs.live.supervision import LocalServers
 from tests.processes import is_running
 
@@ -140,7 +140,7 @@ def test_a_server_that_dies_is_started_again_at_its_address(tmp_path: Path) -> N
             assert dead is not None
             os.killpg(dead, signal.SIGKILL)
             wait_for(lambda count=round_ + 1: len(fleet.restarts) == count)
-            wait_for(lambda: _answers(urls[1]))
+            wait_for(lambda: answers(urls[1]))
         assert fleet.urls == urls
         assert [restart.server for restart in fleet.restarts] == [1, 1]
         assert fleet.restarts[0].waited_s >= 0.2

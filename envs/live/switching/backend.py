@@ -17,6 +17,7 @@ from serving_gym.envs.interface.layout import Group, Layout, all_groups
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, ClusterState, EngineStatus, Transition
 from serving_gym.envs.live.backend import LiveBackend
+from serving_gym.envs.live.client_health import ClientHealth
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.live.switching.client import SwitchingClient
 
@@ -164,6 +165,10 @@ class SwitchingBackend:
     def switches(self) -> list[dict[str, Any]]:
         """The server's last switches: requests waited for, cut-over times, paused requests."""
         return list(self._client.status()["done"])
+
+    def client_health(self) -> ClientHealth:
+        """As of `LiveBackend.client_health`."""
+        return self._server.client_health()
 
     def close(self) -> None:
         """Drops requests in flight and disconnects from the server."""
