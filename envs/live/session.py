@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,7 @@ class LiveSession:
         serves: which servers can serve a row; by default all.
         in_service: whether a server takes requests; by default all do.
         server_is_coming: whether a server is starting that requests may wait for; by default none is.
+        on_record: called with the record of each request of the next runs that has ended.
         longest: longest request of a row, prompt and answer, tokens; by default what one of the servers takes, within
             `settings.max_model_len`.
     """
@@ -85,6 +86,7 @@ class LiveSession:
         self.server_is_coming: Callable[[], bool] = lambda: False
         self.longest: Callable[[int], int] = self._longest
         self.on_hung: Callable[[int, str], None] = lambda server, reason: None
+        self.on_record: Callable[[dict[str, Any]], None] | None = None
         self.decisions: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.serves: Callable[[int], Collection[int]] = lambda row: range(len(self.servers))
         self._client: HttpClient | None = None
@@ -181,6 +183,7 @@ class LiveSession:
         self._start_judging()
         self._base = [NOTHING if reading is None else reading.gauges for reading in self.scraper.readings]
         self.ledger = Ledger(workload, slos, len(self.servers))
+        self.ledger.on_end = self.on_record
         self.scraper.before_reading = lambda server: len(self.ledger.engines[server].in_flight)
         self.replay = Replay(
             client=self._client,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -157,6 +157,10 @@ class SwitchingBackend:
     def workload(self) -> Workload:
         """Requests of the run, with arrivals in real time."""
         return self._server.workload
+
+    def record_requests(self, sink: Callable[[dict[str, Any]], None]) -> None:
+        """Lets each request of the next runs be told when it has ended."""
+        self._server.record_requests(sink)
 
     def switches(self) -> list[dict[str, Any]]:
         """The server's last switches: requests waited for, cut-over times, paused requests."""
