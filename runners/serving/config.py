@@ -43,7 +43,7 @@ class ServeConfig(RunConfig):
     seed: int = 0
     scaling: ScalingSettings = field(default_factory=ScalingSettings)
 
-    bodies: ClassVar[tuple[str, ...]] = ("simulator", "vllm")
+    bodies: ClassVar[tuple[str, ...]] = ("simulator", "vllm")  # vllm: servers that run, to read gauges from
 
     def __post_init__(self) -> None:
         super().__post_init__()

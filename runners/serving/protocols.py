@@ -20,6 +20,9 @@ PROTOCOLS = {
     "keda": "runners.serving.keda:KEDAListener",
     "aibrix": "runners.serving.aibrix:AIBrixListener",
     "dynamo_planner": "runners.serving.dynamo_planner:DynamoPlannerListener",
+    "dynamo_router": "runners.serving.dynamo_router:DynamoRouter",
+    "endpoint_picker": "runners.serving.endpoint_picker:EndpointPicker",
+    "latency_predictor": "runners.serving.latency_predictor:LatencyPredictor",
 }
 
 
