@@ -16,13 +16,13 @@ Kubernetes 1.35.
 
 from __future__ import annotations
 
-import json
 import re
 import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from serving_gym.runners.serving.json_body import json_object
 from serving_gym.runners.serving.scaling_control import ScalingControl
 
 if TYPE_CHECKING:
@@ -150,11 +150,7 @@ class ExternalMetricsListener:
 
     async def _readings(self, request: web.Request) -> web.Response:
         try:
-            body = json.loads(await request.read())
-        except (ValueError, RecursionError):
-            return _json({"error": "the body is not JSON"}, 400)
-        try:
-            await self.control.post(body)
+            await self.control.post(await json_object(request))
         except ValueError as error:
             return _json({"error": str(error)}, 400)
         return _json(self.control.as_json())

@@ -14,11 +14,18 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 from weakref import WeakKeyDictionary
 
+import numpy as np
+from numpy.typing import NDArray
+
 from serving_gym.baselines.policy import history_needed_of, period_of
+from serving_gym.envs.autoscaling.config import AutoscalingConfig
+from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE
 from serving_gym.envs.live.discovery import DiscoveryError, KubernetesAPI
+from serving_gym.runners.serving.scaling_history import read_history, write_history
 from serving_gym.runners.serving.scaling_replicas import Replicas, Scraper, posted
 from serving_gym.runners.serving.scaling_settings import ScalingSettings
 from serving_gym.runners.serving.scaling_view import Deployment, ScalingView, change_of
@@ -27,6 +34,8 @@ if TYPE_CHECKING:
     from serving_gym.runners.serving.service import PolicyService
 
 _log = logging.getLogger(__name__)
+
+_KEEP_EVERY_S = 300.0  # between two writings of the history
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +88,13 @@ class ScalingControl:
     ) -> None:
         self.service, self.settings, self._clock = service, settings, clock
         config, told = service.env.config, service.env.policy_spec
-        self._began_s = clock()
-        self.view = ScalingView(config, told, time.time())
+        known = self._history(config, time.time())
+        known_s = len(known) * config.history_bin_s
+        self._began_s = clock() - known_s
+        self.view = ScalingView(config, told, time.time() - known_s)
+        if known_s:
+            self.view.meter.begin_with(known)
+        self._kept_s = known_s  # when the history was last written
         self.replicas = Replicas(settings, self.view.begun_s)
         urls = settings.replicas or service.config.backend.endpoints
         remote = service.config.allow_remote or service.config.backend.allow_remote
@@ -99,7 +113,8 @@ class ScalingControl:
         self._given_up = False  # whether they are not waited for any longer
         self._changed = asyncio.Condition()
         self._deciding = asyncio.Lock()
-        self._users, self._task = 0, None
+        self._users = 0
+        self._task: asyncio.Task[None] | None = None
         self._gauges = self._make_gauges()
 
     @classmethod
@@ -108,6 +123,27 @@ class ScalingControl:
         if service not in cls._of:
             cls._of[service] = cls(service, service.config.scaling)
         return cls._of[service]  # type: ignore[return-value]
+
+    def _history(self, config: AutoscalingConfig, now_s: float) -> NDArray[np.void]:
+        """Traffic that is known from before; none where there is no file."""
+        path = Path(self.settings.history or "")
+        if self.settings.history is None:
+            return np.zeros(0, TRAFFIC_DTYPE)
+        return read_history(path, config.history_bin_s, now_s, config.history_s)
+
+    def _keep_history(self) -> None:
+        """Writes the traffic that is known."""
+        config, now_s, path = self.view.config, self.now_s, self.settings.history
+        if path is None:
+            return
+        self._kept_s = now_s
+        most = round(config.history_s / config.history_bin_s)
+        found = self.view.meter.traffic(config.history_bin_s, min(now_s, self.view.meter.times_s[-1]), most)
+        try:
+            write_history(Path(path), found.bin_s, self.view.begun_s + found.end_s, found.rows)
+        except OSError as error:
+            self.service.count("scaling_history_failures")
+            _log.warning("scaling.history=%s cannot be written: %s", path, error)
 
     def _bounds(self) -> tuple[int, int]:
         spec, settings = self.view.spec, self.settings
@@ -168,6 +204,7 @@ class ScalingControl:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         self._task = None
+        self._keep_history()
         self._of.pop(self.service, None)
         for gauge in self._gauges.values():
             self.service.registry.unregister(gauge)
@@ -181,6 +218,8 @@ class ScalingControl:
                 try:
                     await self._read(session)
                     await self.step(sample=self.scrapes)
+                    if self.now_s - self._kept_s >= _KEEP_EVERY_S:
+                        self._keep_history()
                 except Exception as error:  # noqa: BLE001 -- the next period is another chance
                     self._stand("fault", f"{type(error).__name__}: {error}")
                 due_s = max(due_s + self.settings.scrape_interval_s, self.now_s)
@@ -218,7 +257,9 @@ class ScalingControl:
         self.replicas.there_are(found, now_s)
         for name, said in values.items():
             self.replicas.take(name, said, now_s)
-        self.replicas.num_held, self.replicas.wanted = held, wanted
+        self.replicas.num_held = held
+        if self._api is None:
+            self.replicas.wanted = wanted
         await self.step()
 
     async def step(self, columns: Mapping[str, float] | None = None, sample: bool = True) -> None:

@@ -7,6 +7,7 @@ replica that has not been read yet is one that starts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ NEEDED = ("num_running", "num_waiting")  # without which a reading is none
 MOST_REPLICAS = 4096
 _AT_ONCE = 64  # pages that are read side by side
 _PAGE_BYTES = 16 * 2**20
+_ROUND_INTERVALS = 2.0  # scrape intervals after which pages that have not come are given up
 _NAMES = (*GAUGES, *COUNTERS)
 
 
@@ -90,7 +92,8 @@ class Replicas:
         self.needed = () if "gauges" in settings.without else NEEDED
         self.known: dict[str, Replica] = {}
         self.seen_s: float | None = None
-        self.num_held, self.wanted = 0, None
+        self.num_held = 0
+        self.wanted: int | None = None
 
     def there_are(self, found: Mapping[str, Found], now_s: float) -> None:
         """Notes which replicas there are; others have gone."""
@@ -192,7 +195,9 @@ class Scraper:
             self.replicas.there_are(dict(list(found.items())[:MOST_REPLICAS]), now_s)
         places = asyncio.Semaphore(_AT_ONCE)
         urls = [url for url in found if url in self.replicas.known]
-        await asyncio.gather(*(self._read(session, places, found[url], now_s) for url in urls))
+        reading = asyncio.gather(*(self._read(session, places, found[url], now_s) for url in urls))
+        with contextlib.suppress(TimeoutError):  # what is not read by then is stale
+            await asyncio.wait_for(reading, _ROUND_INTERVALS * self.replicas.settings.scrape_interval_s)
         self._said &= set(urls)
 
     async def _read(
