@@ -10,6 +10,7 @@ from serving_gym.envs.live.endpoints import is_loopback
 from serving_gym.runners.configuration.schema import RunConfig
 from serving_gym.runners.serving.host import MODES
 from serving_gym.runners.serving.protocols import PROTOCOLS
+from serving_gym.runners.serving.scaling_settings import ScalingSettings
 
 LOOPBACK = "127.0.0.1"
 
@@ -28,6 +29,7 @@ class ServeConfig(RunConfig):
         ports: Ports by name of the protocol; None: its default port.
         allow_remote: Whether the address may be other than loopback.
         seed: Seed of the policy.
+        scaling: What an autoscaling policy scales, and what is known of it.
     """
 
     policy: dict[str, Any]
@@ -39,6 +41,7 @@ class ServeConfig(RunConfig):
     ports: dict[str, int | None] = field(default_factory=lambda: dict.fromkeys(PROTOCOLS))
     allow_remote: bool = False
     seed: int = 0
+    scaling: ScalingSettings = field(default_factory=ScalingSettings)
 
     bodies: ClassVar[tuple[str, ...]] = ("simulator", "vllm")  # vllm: servers that run, to read gauges from
 

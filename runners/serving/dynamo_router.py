@@ -33,6 +33,7 @@ from serving_gym.runners.serving.routing_desk import Choice, RoutingDesk
 
 if TYPE_CHECKING:
     from aiohttp import web
+
     from serving_gym.runners.serving.service import PolicyService
 
 PENDING_S = 120.0  # for which a selection may be booked; Dynamo's `--selection-cache-ttl-secs`

@@ -40,9 +40,9 @@ from serving_gym.runners.serving.routing_desk import TOO_MANY_REQUESTS, UNAVAILA
 
 if TYPE_CHECKING:
     import grpc
-    from serving_gym.runners.serving.service import PolicyService
 
     from serving_gym.runners.serving.proto import ext_proc_pb2 as pb
+    from serving_gym.runners.serving.service import PolicyService
 
 OBJECTIVE = (
     "x-gateway-inference-objective"  # names the request's class, where the workload has one of that name

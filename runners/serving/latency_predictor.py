@@ -35,6 +35,7 @@ from serving_gym.runners.serving.latency_models import (
 
 if TYPE_CHECKING:
     from aiohttp import web
+
     from serving_gym.runners.serving.service import PolicyService
 
 MOST_ROWS = 10_000
