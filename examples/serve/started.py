@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -16,14 +17,23 @@ async def started(protocol: str, *words: str) -> AsyncIterator[str]:
 
     Args:
         protocol: Name of the protocol.
-        words: Overrides: policy, cluster, and so on.
+        words: Overrides: policy, cluster, and so on; without `out` what it writes goes with it.
 
     Raises:
         RuntimeError: it has ended; what it wrote says why.
         TimeoutError: it has not begun in time.
     """
-    command = [sys.executable, "-m", "serving_gym.runners.serve", "env=routing", *words]
-    command += [f"protocols=[{protocol}]", "port=0"]
+    with tempfile.TemporaryDirectory() as folder:
+        own = [] if any(word.startswith("out=") for word in words) else [f"out={folder}"]
+        async with _process(
+            protocol, "env=routing", *words, *own, f"protocols=[{protocol}]", "port=0"
+        ) as url:
+            yield url
+
+
+@asynccontextmanager
+async def _process(protocol: str, *words: str) -> AsyncIterator[str]:
+    command = [sys.executable, "-m", "serving_gym.runners.serve", *words]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:

@@ -15,6 +15,7 @@ import asyncio
 import json
 import random
 import sys
+import tempfile
 from collections import Counter
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
@@ -25,9 +26,11 @@ import numpy as np
 from serving_gym.envs.live.servers import open_client
 from serving_gym.envs.live.stream import completion_request, stream_completion
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 from envoy import Envoy
 from servers import SimulatedServer
+from started import started
 
 WORDS = ("policy=zoo/routing", "cluster=fleet_tiny_cpu_x2", "workload=azure_conv_fitted")
 
@@ -79,14 +82,19 @@ async def run(
     model: str = "tiny",
     words: tuple[str, ...] = WORDS,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Sends requests through proxy and picker; returns a summary and the proxy's exchanges."""
-    async with AsyncExitStack() as stack:
-        if endpoints is None:
-            endpoints = [(await stack.enter_async_context(SimulatedServer())).url for _ in range(2)]
-        address = await stack.enter_async_context(picker(endpoints, words))
-        proxy = await stack.enter_async_context(Envoy(address))
-        seen = await load(proxy.url, requests, rate_rps, model=model)
-        exchanges = proxy.records()
+    """Sends requests through proxy and picker; returns a summary and the proxy's exchanges.
+
+    In the summary `compared` and `agreed` are with the choice of power of two.
+    """
+    with tempfile.TemporaryDirectory() as out:
+        async with AsyncExitStack() as stack:
+            if endpoints is None:
+                endpoints = [(await stack.enter_async_context(SimulatedServer())).url for _ in range(2)]
+            address = await stack.enter_async_context(picker(endpoints, (*words, f"out={out}")))
+            proxy = await stack.enter_async_context(Envoy(address))
+            seen = await load(proxy.url, requests, rate_rps, model=model)
+            exchanges = proxy.records()
+        status = json.loads((Path(out) / "status.json").read_text())
     ttft_s = np.array([one["ttft_s"] for one in seen])
     picked_s = np.array([one["picked_s"] - one["arrival_s"] for one in exchanges if one["endpoint"]])
     summary = {
@@ -95,6 +103,7 @@ async def run(
         "failed": sorted({one["reason"] for one in seen if one["reason"]}),
         "status": dict(Counter(one["status"] for one in exchanges)),
         "sent_to": dict(Counter(one["endpoint"] for one in exchanges)),
+        "policy": {name: status[name] for name in ("policy", "decisions", "errors", "compared", "agreed")},
         "ttft_s": {f"p{q}": round(float(np.nanpercentile(ttft_s, q)), 4) for q in (50, 90, 99)},
         "e2e_mean_s": round(float(np.mean([one["e2e_s"] for one in seen])), 4),
         "picked_after_ms": {f"p{q}": round(1e3 * float(np.percentile(picked_s, q)), 2) for q in (50, 99)},
