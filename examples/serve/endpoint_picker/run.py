@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from serving_gym.envs.live.servers import open_client
+from serving_gym.envs.live.http import HttpClient
 from serving_gym.envs.live.stream import completion_request, stream_completion
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -45,7 +45,7 @@ async def load(
 ) -> list[dict[str, Any]]:
     """Sends requests of mixed lengths at random times; returns what each client saw."""
     draw = random.Random(seed)
-    client = open_client()
+    client = HttpClient()
 
     async def one(delay_s: float, prompt: int, output: int) -> dict[str, Any]:
         await asyncio.sleep(delay_s)

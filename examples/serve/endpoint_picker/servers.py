@@ -27,6 +27,7 @@ class SimulatedServer:
     async def __aenter__(self) -> SimulatedServer:
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/completions", self._complete)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -36,6 +37,9 @@ class SimulatedServer:
 
     async def __aexit__(self, *error: object) -> None:
         await self._runner.cleanup()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "tiny", "max_model_len": 4096}]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         lines = [f'{name}{{engine="0"}} {value}' for name, value in self._gauges.items()]
