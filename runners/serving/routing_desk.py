@@ -142,8 +142,10 @@ class RoutingDesk:
         if name not in self.view:
             return Choice(None, status=UNAVAILABLE, reason="the client has hung up")
         verdict = answer.decision
-        if answer.error or not answer.applies:
+        if not answer.applies or verdict is None:
             return self._override(name, own, "error" if answer.error else "mode")
+        if answer.error:  # and the service has a decision of its fallback
+            self.service.count("routing_overrides", reason="error")
         if isinstance(verdict, Reject):
             return self._refuse(name, TOO_MANY_REQUESTS, "refused by the policy's admission")
         if isinstance(verdict, Dispatch) and verdict.place is not None:

@@ -7,7 +7,13 @@ import json
 
 from aiohttp import web
 
-from serving_gym.envs.live.gauges import CACHE_CONFIG, NEEDED, RUNNING, WAITING
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+OTHERS = (
+    "vllm:kv_cache_usage_perc",
+    "vllm:num_preemptions_total",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+)
 
 
 class SimulatedServer:
@@ -22,7 +28,7 @@ class SimulatedServer:
         self.token_s, self._slots = token_s, asyncio.Semaphore(max_num_seqs)
         self.served = 0
         self.url = ""
-        self._gauges = dict.fromkeys(NEEDED, 0.0)
+        self._gauges = dict.fromkeys((RUNNING, WAITING, *OTHERS), 0.0)
 
     async def __aenter__(self) -> SimulatedServer:
         app = web.Application()
@@ -43,7 +49,7 @@ class SimulatedServer:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         lines = [f'{name}{{engine="0"}} {value}' for name, value in self._gauges.items()]
-        lines.append(f'{CACHE_CONFIG}{{block_size="32",num_gpu_blocks="512"}} 1.0')
+        lines.append('vllm:cache_config_info{block_size="32",num_gpu_blocks="512"} 1.0')
         return web.Response(text="\n".join(lines) + "\n")
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
