@@ -15,16 +15,17 @@ h1 { font-size: 1.5em; margin: 18px 0 4px; overflow-wrap: anywhere; }
 h2 { font-size: 1.15em; margin: 28px 0 6px; border-bottom: 1px solid #ccc; }
 p { margin: 6px 0; } .note { color: #555; font-size: .9em; }
 table { border-collapse: collapse; font-size: .87em; font-variant-numeric: tabular-nums; }
-th, td { padding: 3px 9px; border-bottom: 1px solid #e3e3e3; text-align: right; vertical-align: top; white-space: nowrap; }
+th, td { padding: 3px 9px; border-bottom: 1px solid #e3e3e3; text-align: right; vertical-align: top; }
+th, td { white-space: nowrap; }
 th { border-bottom: 1px solid #888; font-weight: 600; } th:first-child, td:first-child { text-align: left; }
-table.facts td { text-align: left; overflow-wrap: anywhere; white-space: normal; }
+table.facts td { text-align: left; } table.facts td + td { overflow-wrap: anywhere; white-space: normal; }
 table.facts td:first-child { color: #555; white-space: nowrap; }
-.wide { overflow-x: auto; } figure { margin: 8px 0; } figcaption { font-size: .88em; color: #444; }
-figure svg { width: 100%; height: auto; max-width: 950px; } .gantt g:hover rect { opacity: .65; }
+.wide { overflow-x: auto; } figure { margin: 8px 0; overflow-x: auto; } figcaption { font-size: .88em; color: #444; }
+figure svg { width: 100%; height: auto; max-width: 950px; min-width: 640px; } .gantt g:hover rect { opacity: .65; }
 ul.warnings { background: #fdf3e1; border-left: 4px solid #E69F00; margin: 8px 0; padding: 8px 8px 8px 28px; }
 ul.missing { color: #555; font-size: .9em; } code { font-size: .92em; background: #f3f3f3; overflow-wrap: anywhere; }
 tr.best td { font-weight: 600; }
-@media (max-width: 600px) { body { font-size: 14px; padding: 0 8px 24px; } table.facts td:first-child { white-space: normal; } }
+@media (max-width: 600px) { body { font-size: 14px; padding: 0 8px 24px; } }
 @media print {
   body { max-width: none; font-size: 11px; } h2, figure, tr { break-inside: avoid; } .wide { overflow: visible; }
 }

@@ -74,6 +74,8 @@ class Report:
         versions = ", ".join(f"{name} {number}" for name, number in run.run.get("versions", {}).items())
         first = run.config.get("first_seed", 0)
         seeds = found.get("seeds")
+        if run.kind == REPLAY:  # its configuration is not that of the log
+            workload, first, seeds = {}, 0, None
         rows = [
             ("command", f"python -m runners.{run.run['command']} {words}" if run.run else ""),
             ("started", run.run.get("started")),
@@ -82,7 +84,11 @@ class Report:
             ("split", found.get("split")),
             (
                 "seeds",
-                f"{first} to {first + seeds - 1}" if isinstance(seeds, int) else run.config.get("seed"),
+                _seeds(first, seeds)
+                if isinstance(seeds, int)
+                else None
+                if run.kind == REPLAY
+                else run.config.get("seed"),
             ),
             ("backend", found.get("backend", "")),
             ("engines", "; ".join(engines_of(run))),
@@ -298,9 +304,11 @@ class Report:
         }
         picture = self._drawn("series", lambda: figures.time_series(episodes, "engines"))
         seed = self._worst_seed()
+        alone = self.run.episodes is None or self.run.episodes["seed"].nunique() == 1
+        which = "The episode." if alone else f"The episode with the lowest return (seed {seed})."
         marks = sum(len(series.marks) for series in episodes.values()) if len(episodes) == 1 else 0
         caption = (
-            f"{'The episode' if seed is None else f'The episode with the lowest return (seed {seed})'}. "
+            f"{which} "
             + (
                 "Vertical lines: decisions that changed the cluster, or were refused or overridden. "
                 if marks
@@ -492,6 +500,10 @@ def write_report(path: Path, pdf: bool = False) -> Path:
     text = Report(RunFolder(path), pdf).html()
     write_text(path / REPORT_FILE, text)
     return path / REPORT_FILE
+
+
+def _seeds(first: int, count: int) -> str:
+    return str(first) if count == 1 else f"{first} to {first + count - 1}"
 
 
 def _described(name: Any, workload: Mapping[str, Any]) -> str:

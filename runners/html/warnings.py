@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from serving_gym.runners.configuration.clusters import cluster_of
-from serving_gym.runners.html.folder import RunFolder
+from serving_gym.runners.html.folder import REPLAY, RunFolder
 from serving_gym.runners.reporting.engine_lines import engine_lines
 
 _LOST_SHARE = 0.01
@@ -23,7 +23,11 @@ def warnings_of(run: RunFolder) -> list[str]:
 
 def engines_of(run: RunFolder) -> list[str]:
     """A sentence on each kind of engine of a simulated run; empty where its configuration does not tell."""
-    if "cluster" not in run.config or (run.summary or run.comparison).get("backend", "simulator") == "vllm":
+    if (
+        run.kind == REPLAY
+        or "cluster" not in run.config
+        or (run.summary or run.comparison).get("backend", "simulator") == "vllm"
+    ):
         return []
     try:
         return list(dict.fromkeys(engine_lines(cluster_of(run.config["cluster"]))))
