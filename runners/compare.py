@@ -36,6 +36,7 @@ from serving_gym.runners.configuration.policies import check_spaces, load_policy
 from serving_gym.runners.configuration.schema import CompareConfig
 from serving_gym.runners.html.report import write_report
 from serving_gym.runners.live.attach import configured_env
+from serving_gym.runners.live.policies import deciding
 from serving_gym.runners.reporting.engine_lines import say_engines
 from serving_gym.runners.reporting.episode_files import described_classes, write_worst_episodes
 from serving_gym.runners.reporting.output import write_json, write_parquet
@@ -70,6 +71,7 @@ def main(config: CompareConfig, out: Path) -> None:
     compared = Comparison({name: [] for name in policies})
     results, returns = compared.results, dict[str, float]()
     with (
+        deciding(config, policies) as (deciders, _),
         configured_env(config, out / "servers") as env,
         make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,
         progress_bar(len(policies) * config.seeds, "compare", "episode") as bar,
@@ -85,7 +87,7 @@ def main(config: CompareConfig, out: Path) -> None:
         for policy in policies.values():
             check_spaces(policy, env)
         say_engines(config.cluster)
-        run(env, config, policies, compared, on_episode)
+        run(env, config, deciders, compared, on_episode)
         for i, episode in enumerate(results[last][: config.search.seeds]):
             compared.searched[i] = search(config, config.search, episode.seed)
         core: Any = env.unwrapped

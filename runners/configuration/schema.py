@@ -50,6 +50,10 @@ class BackendConfig(LiveSettings):
         slots: Cores or GPUs of each launched server; empty: the available ones in order.
         serves: Folder with the config.json of the model that launched servers serve; None: a tiny Llama.
         sleep_mode: Whether launched servers support sleep mode; on GPUs only.
+        log_iterations: Whether launched servers log each iteration, in a log without bound, as `runners.calibrate
+            traffic=` reads it.
+        policy_process: Whether policies decide in a process of their own, so that one that computes or hangs delays no
+            request (`runners.rollouts.policy_process`).
         control_within_s: Longest time that a policy which starts and stops servers may take, s; then all is left as it
             is.
         envelope: Safety limits of such a policy.
@@ -63,6 +67,8 @@ class BackendConfig(LiveSettings):
     slots: tuple[str, ...] = ()
     serves: str | None = None
     sleep_mode: bool = False
+    log_iterations: bool = False
+    policy_process: bool = True
     control_within_s: float = 10.0
     envelope: EnvelopeSettings = field(default_factory=EnvelopeSettings)
     deadlines: Deadlines = field(default_factory=Deadlines)

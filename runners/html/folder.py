@@ -11,6 +11,8 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from serving_gym.runners.reporting.provenance import PROVENANCE_FILE
+
 EVALUATE, COMPARE, TRAIN, SIMULATE, REPLAY, MONITOR = (
     "evaluate",
     "compare",
@@ -84,9 +86,9 @@ class RunFolder:
         return self._json("gap.json")
 
     @cached_property
-    def run(self) -> dict[str, Any]:
-        """`run.json`: command, versions, machine; empty without one."""
-        return self._json("run.json")
+    def provenance(self) -> dict[str, Any]:
+        """`provenance.json`: command, versions, machine; empty without one."""
+        return self._json(PROVENANCE_FILE)
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -68,17 +68,19 @@ class Report:
         found = run.comparison or run.replay or run.summary
         workload = run.config.get("workload")
         workload = workload if isinstance(workload, Mapping) else {}
-        if not run.run:
-            run.note_missing("Versions and command: the run has no run.json.")
-        words = " ".join(run.run.get("words", ()))
-        versions = ", ".join(f"{name} {number}" for name, number in run.run.get("versions", {}).items())
+        if not run.provenance:
+            run.note_missing("Versions and command: the run has no provenance.json.")
+        words = " ".join(run.provenance.get("words", ()))
+        versions = ", ".join(
+            f"{name} {number}" for name, number in run.provenance.get("versions", {}).items()
+        )
         first = run.config.get("first_seed", 0)
         seeds = found.get("seeds")
         if run.kind == REPLAY:  # its configuration is not that of the log
             workload, first, seeds = {}, 0, None
         rows = [
-            ("command", f"python -m runners.{run.run['command']} {words}" if run.run else ""),
-            ("started", run.run.get("started")),
+            ("command", f"python -m runners.{run.provenance['command']} {words}" if run.provenance else ""),
+            ("started", run.provenance.get("started")),
             ("versions", versions),
             ("data", found.get("provenance") or _described(found.get("workload"), workload)),
             ("split", found.get("split")),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from serving_gym.envs.dp_tp.live.env import LiveDPTPEnv
 from serving_gym.envs.interface.cluster import ClusterSpec
-from serving_gym.envs.live.launcher import ending_on_sigterm
+from serving_gym.envs.live.launcher import ending_on_signals
 from serving_gym.envs.live.settings import lower_limit
 from serving_gym.envs.live.switching.install import install
 from serving_gym.envs.live.switching.launch import SwitchingLaunchSettings, switching_server
@@ -29,7 +29,7 @@ def switching_env(config: RunConfig, folder: Path) -> Iterator[LiveDPTPEnv]:
         ValueError: a server cannot be started, does not answer, or is not the cluster.
     """
     arguments = config.environment.arguments
-    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+    with ending_on_signals(), contextlib.ExitStack() as stack:
         backend = config.backend
         if backend.launch:
             settings = switching_launch_settings(backend, arguments["cluster"], folder)

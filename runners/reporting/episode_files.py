@@ -18,13 +18,28 @@ MOST_REPORTED = 100_000  # most requests of an episode in `requests.json` by def
 
 
 def write_episodes(
-    config: EvaluateConfig, out: Path, episodes: list[Episode], summary: dict[str, Any], spec: Any
+    config: EvaluateConfig,
+    out: Path,
+    episodes: list[Episode],
+    summary: dict[str, Any],
+    spec: Any,
+    decisions_written: bool = False,
 ) -> None:
-    """Writes `episodes.parquet`, `requests.parquet`, `decisions.jsonl`, `requests.json` and `summary.json`."""
+    """Writes `episodes.parquet`, `requests.parquet`, `decisions.jsonl`, `requests.json` and `summary.json`.
+
+    Args:
+        config: The command's configuration.
+        out: Run directory.
+        episodes: Episodes of the policy.
+        summary: Metrics over the episodes.
+        spec: The policy specification.
+        decisions_written: Whether `decisions.jsonl` is there already.
+    """
     write_parquet(out / "episodes.parquet", pd.DataFrame([episode.row() for episode in episodes]))
     requests = [episode.records.to_frame().assign(seed=episode.seed) for episode in episodes]
     write_parquet(out / "requests.parquet", pd.concat(requests, ignore_index=True))
-    write_jsonl(out / "decisions.jsonl", (row for episode in episodes for row in episode.decisions))
+    if not decisions_written:
+        write_jsonl(out / "decisions.jsonl", (row for episode in episodes for row in episode.decisions))
     if not config.detailed and len(episodes[0].records) > MOST_REPORTED:
         print(
             f"requests.json is not written: {len(episodes[0].records):,} requests are in requests.parquet; "

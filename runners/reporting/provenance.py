@@ -1,4 +1,4 @@
-"""What a command was and ran on, for `run.json` in its directory."""
+"""What a command was and ran on, for `provenance.json` in its directory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from serving_gym.runners.reporting.output import write_json
 
-RUN_FILE = "run.json"
+PROVENANCE_FILE = "provenance.json"
 _PACKAGES = ("serving-gym", "numpy", "numba", "gymnasium", "torch", "stable-baselines3", "lightgbm")
 _PASSWORD = re.compile(r"//[^/@\s]*@")
 
 
 def write_provenance(out: Path, command: str, words: Sequence[str]) -> None:
-    """Writes `run.json`: command, versions, machine and time of its start.
+    """Writes `provenance.json`: command, versions, machine and time of its start.
 
     Args:
         out: Run directory.
@@ -26,7 +26,7 @@ def write_provenance(out: Path, command: str, words: Sequence[str]) -> None:
         words: Its words; passwords in addresses are left out.
     """
     write_json(
-        out / RUN_FILE,
+        out / PROVENANCE_FILE,
         {
             "command": command,
             "words": [_PASSWORD.sub("//***@", word) for word in words],

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,13 @@ class Episode:
         }
 
 
-def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | None = None) -> Episode:
+def run_episode(
+    env: gym.Env[Any, Any],
+    policy: Policy,
+    seed: int,
+    name: str | None = None,
+    on_decision: Callable[[dict[str, Any]], None] | None = None,
+) -> Episode:
     """Runs one episode to its end.
 
     Args:
@@ -112,12 +119,14 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
         policy: the policy.
         seed: of the episode and of the policy.
         name: name of the policy in results; None: its own name.
+        on_decision: called with each entry of `Episode.decisions` when its step has ended.
     """
     called = policy.name if name is None else name
     core: Any = env.unwrapped
     core.ask_every(period_of(policy))
     if hasattr(core, "rehearse"):  # on live servers, which run in real time
-        core.rehearse(policy, seed)
+        with getattr(policy, "unhurried", contextlib.nullcontext)():
+            core.rehearse(policy, seed)
     observation, _ = env.reset(seed=seed)
     policy.reset(core.policy_spec, seed)
     decisions: list[dict[str, Any]] = []
@@ -148,6 +157,8 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
                 **_live_entries(info),
             }
         )
+        if on_decision is not None:
+            on_decision(decisions[-1])
     records: RequestRecords = core.records()
     duration_s = float(core.state.now_s)
     spec = core.policy_spec

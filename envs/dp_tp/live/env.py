@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -124,7 +125,7 @@ class LiveDPTPEnv(DPTPEnv):
 
     Args:
         settings: The server, whose ranks are the base engines, and how to deal with it.
-        render_mode: `ansi`, `rgb_array` or None.
+        render_mode: `human`, `ansi`, `rgb_array` or None.
         config: As of `DPTPEnv`.
 
     Raises:
@@ -139,6 +140,10 @@ class LiveDPTPEnv(DPTPEnv):
     def records(self) -> RequestRecords:
         """What happened to every request that has arrived."""
         return self.core.backend.results()
+
+    def record_requests(self, sink: Callable[[dict[str, Any]], None]) -> None:
+        """Lets each request of the next episodes be told when it has ended."""
+        self.core.backend.record_requests(sink)
 
     def transition_times(self) -> dict[str, list[float]]:
         """How long the server's last switches took once they might take place, s."""

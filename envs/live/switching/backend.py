@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from serving_gym.envs.interface.layout import Group, Layout, all_groups
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, ClusterState, EngineStatus, Transition
 from serving_gym.envs.live.backend import LiveBackend
+from serving_gym.envs.live.client_health import ClientHealth
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.live.switching.client import SwitchingClient
 
@@ -157,9 +158,17 @@ class SwitchingBackend:
         """Requests of the run, with arrivals in real time."""
         return self._server.workload
 
+    def record_requests(self, sink: Callable[[dict[str, Any]], None]) -> None:
+        """Lets each request of the next runs be told when it has ended."""
+        self._server.record_requests(sink)
+
     def switches(self) -> list[dict[str, Any]]:
         """The server's last switches: requests waited for, cut-over times, paused requests."""
         return list(self._client.status()["done"])
+
+    def client_health(self) -> ClientHealth:
+        """As of `LiveBackend.client_health`."""
+        return self._server.client_health()
 
     def close(self) -> None:
         """Drops requests in flight and disconnects from the server."""
