@@ -135,8 +135,10 @@ class PreblePolicy(Router, Configured[PrebleConfig]):
     def _balanced(self, can_take: NDArray[np.bool_]) -> bool:
         """Whether no engine's cost is `imbalance` times another's."""
         costs, imbalance = self._cost[can_take], self.config.imbalance
-        return imbalance >= NEVER or float(costs.max()) <= imbalance * float(costs.min()) or np.isinf(
-            self.config.imbalance
+        return (
+            imbalance >= NEVER
+            or float(costs.max()) <= imbalance * float(costs.min())
+            or np.isinf(self.config.imbalance)
         )
 
     def _count(self, now_s: float, request: RoutedRequest, place: int) -> None:
