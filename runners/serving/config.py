@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.live.endpoints import is_loopback
 from serving_gym.runners.configuration.schema import RunConfig
 from serving_gym.runners.serving.host import MODES
 from serving_gym.runners.serving.protocols import PROTOCOLS
+from serving_gym.runners.serving.scaling_settings import ScalingSettings
 
 LOOPBACK = "127.0.0.1"
 NO_FALLBACK = "none"
@@ -45,6 +46,7 @@ class ServeConfig(RunConfig):
         read_s: Longest time until a request has been received, seconds.
         schema: Write the JSON schema of the exchange to `out` and to standard output, and end.
         seed: Seed of the policy.
+        scaling: What an autoscaling policy scales, and what is known of it.
     """
 
     policy: dict[str, Any]
@@ -69,6 +71,9 @@ class ServeConfig(RunConfig):
     read_s: float = 5.0
     schema: bool = False
     seed: int = 0
+    scaling: ScalingSettings = field(default_factory=ScalingSettings)
+
+    bodies: ClassVar[tuple[str, ...]] = ("simulator", "vllm")  # vllm: servers that run, to read gauges from
 
     def __post_init__(self) -> None:
         super().__post_init__()

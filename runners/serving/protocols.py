@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 # Listener class of each protocol, `module:class`.
 PROTOCOLS = {
     "http": "runners.serving.server:HttpListener",
+    "external_metrics": "runners.serving.external_metrics:ExternalMetricsListener",
+    "keda": "runners.serving.keda:KEDAListener",
+    "aibrix": "runners.serving.aibrix:AIBrixListener",
+    "dynamo_planner": "runners.serving.dynamo_planner:DynamoPlannerListener",
+    "dynamo_router": "runners.serving.dynamo_router:DynamoRouter",
+    "endpoint_picker": "runners.serving.endpoint_picker:EndpointPicker",
+    "latency_predictor": "runners.serving.latency_predictor:LatencyPredictor",
 }
 
 
