@@ -72,7 +72,6 @@ class ScalingControl:
         problem: Why there is none yet, or why it stands; empty where it is fresh.
         lowest: Fewest replicas.
         highest: Most replicas.
-        period_s: Time between two decisions.
 
     Raises:
         ValueError: A setting is impossible, or the setting has more than one endpoint.
@@ -101,10 +100,6 @@ class ScalingControl:
         self._scraper = Scraper(self.replicas, urls, remote) if urls else None
         self._api = KubernetesAPI() if settings.read_scale else None
         self.lowest, self.highest = self._bounds()
-        policy = service.host.policy
-        period_s = period_of(policy)
-        self.period_s = config.decision_interval_s if period_s is None else period_s
-        self._needed_s = history_needed_of(policy)
         self.decision: Decision | None = None
         self.problem = "no replica has been heard of yet"
         self._said = ""  # the problem without its numbers
@@ -172,6 +167,12 @@ class ScalingControl:
             "serving_gym_scaling_decision_age_seconds": "Age of the last decision",
         }
         return {name: Gauge(name, text, registry=self.service.registry) for name, text in described.items()}
+
+    @property
+    def period_s(self) -> float:
+        """Time between two decisions."""
+        period_s = period_of(self.service.host.policy)
+        return float(self.view.config.decision_interval_s) if period_s is None else period_s
 
     @property
     def name(self) -> str:
@@ -289,10 +290,11 @@ class ScalingControl:
 
     def _missing_history(self, now_s: float) -> str:
         """What of the traffic history the policy lacks; empty: nothing."""
-        least_s = max(self._needed_s, self.view.config.history_bin_s)
+        needed_s = history_needed_of(self.service.host.policy)
+        least_s = max(needed_s, self.view.config.history_bin_s)
         if (known_s := self.view.known_s(now_s)) < least_s:
             return f"{least_s:g} s of traffic history, and there are {known_s:g} s"
-        if self._needed_s and "input_tokens_total" not in self.view.meter.heard:
+        if needed_s and "input_tokens_total" not in self.view.meter.heard:
             return "the traffic history, and no source reports input_tokens_total"
         return ""
 
@@ -319,12 +321,9 @@ class ScalingControl:
     async def _decide(self, now_s: float, seen: Deployment) -> None:
         self._decided_s = now_s
         state = self.view.state(now_s, seen)
-        try:
-            answer = await asyncio.wait_for(self.service.decide(state), self.settings.decide_within_s)
-        except TimeoutError:
-            self._stand("late", f"the policy takes longer than {self.settings.decide_within_s:g} s")
-            return
-        if answer.error:
+        answer = await self.service.decide(state)
+        replaced = answer.by == "fallback" and self.service.config.fallback is not None
+        if answer.error and not replaced:  # nothing but the rule to leave all as it is takes its place
             self._stand("policy", f"the policy fails: {answer.error}")
             return
         present = len(state.endpoints[0].present)

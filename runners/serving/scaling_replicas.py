@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from serving_gym.envs.live.discovery import Discovery, Found, resolver_of
-from serving_gym.runners.serving.replica_metrics import STARTED, read_page
+from serving_gym.runners.serving.replica_metrics import PATHS, STARTED, read_page
 from serving_gym.runners.serving.scaling_view import COUNTERS, GAUGES, Deployment
 
 if TYPE_CHECKING:
@@ -181,6 +181,7 @@ class Scraper:
         self.replicas, self.failures = replicas, 0
         self.discoveries = [Discovery(url, resolver_of(url, allow_remote)) for url in urls]
         self._said: set[str] = set()
+        self._paths: dict[str, str] = {}  # of the page of each server
 
     async def read(self, session: aiohttp.ClientSession, now_s: float) -> None:
         """Finds all replicas and reads each once; raises nothing, and takes a few seconds at most.
@@ -199,6 +200,7 @@ class Scraper:
         with contextlib.suppress(TimeoutError):  # what is not read by then is stale
             await asyncio.wait_for(reading, _ROUND_INTERVALS * self.replicas.settings.scrape_interval_s)
         self._said &= set(urls)
+        self._paths = {url: path for url, path in self._paths.items() if url in found}
 
     async def _read(
         self, session: aiohttp.ClientSession, places: asyncio.Semaphore, server: Found, now_s: float
@@ -206,16 +208,19 @@ class Scraper:
         import aiohttp
 
         within = aiohttp.ClientTimeout(total=self.replicas.settings.scrape_interval_s)
+        path = self._paths.get(server.url, PATHS[0])
         try:
             async with (
                 places,
                 session.get(
-                    f"{server.url}/metrics",
+                    server.url + path,
                     timeout=within,
                     allow_redirects=False,
                     server_hostname=server.host or None,
                 ) as response,
             ):
+                if response.status == 404:  # some servers have their page elsewhere
+                    self._paths[server.url] = PATHS[(PATHS.index(path) + 1) % len(PATHS)]
                 if response.status != 200:
                     raise ValueError(f"the page has status {response.status}")
                 body = await _bounded(response)
