@@ -15,6 +15,8 @@ decisions taken for the policy because it was late. `backend=both` runs the poli
 then on live servers, and writes `gap.json`: each metric on both backends, its error, how often two policies rank in the
 same order, and the cost of transitions on both; the other files describe the policy's live episodes.
 
+`report=true` also writes `report.html` (see `runners.report`).
+
 In env=routing `log_states=true` also writes `states.jsonl`, the state of each decision, for `runners.replay`, and
 `explore` draws that share of the decisions evenly from all places, so that other policies can be judged by the log.
 """
@@ -32,6 +34,7 @@ from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.comparison.aggregate import aggregate
 from serving_gym.runners.configuration.policies import check_spaces, load_policy, policy_label
 from serving_gym.runners.configuration.schema import EvaluateConfig
+from serving_gym.runners.html.report import write_report
 from serving_gym.runners.live.attach import configured_env
 from serving_gym.runners.live.both import evaluate_both
 from serving_gym.runners.live.policies import deciding
@@ -70,7 +73,7 @@ def main(config: EvaluateConfig, out: Path) -> None:
             if config.explore:
                 deciding_policy = Exploring(deciding_policy, config.explore, core.config.num_rows)
             if config.log_states:
-                env = log = StateLog(env, deciding_policy, out / STATES_FILE)
+                env = log = StateLog(env, deciding_policy, out / STATES_FILE, records.done > 0)
                 stack.callback(log.close_file)
             episodes = []
             for step, seed in enumerate(config.seed_range):
@@ -88,6 +91,8 @@ def main(config: EvaluateConfig, out: Path) -> None:
         write_episodes(config, out, episodes, summary, spec, records.close_decisions())
         records.complete()
     rows = [(name, _interval(summary[name])) for name in SHOWN_METRICS if name in summary]
+    if config.report:
+        print(f"Report in {write_report(out)}")
     print_table(f"{label} on {config.workload.name}, {config.seeds} episodes", ("figure", "iqm [95 %]"), rows)
     print_results_in(out)
 

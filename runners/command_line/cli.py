@@ -24,6 +24,7 @@ from serving_gym.runners.configuration.folders import CONFIG_DIR, folders_of, wi
 from serving_gym.runners.configuration.policies import register_choices
 from serving_gym.runners.configuration.schema import register_command, register_schemas
 from serving_gym.runners.configuration.typed import build
+from serving_gym.runners.reporting.provenance import write_provenance
 
 Config = TypeVar("Config")
 
@@ -46,7 +47,10 @@ def command(
     def decorate(function: Callable[[Config, Path], None]) -> Callable[[Sequence[str] | None], int]:
         def task(config: DictConfig) -> None:
             values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
-            function(build(schema, values), Path(HydraConfig.get().runtime.output_dir))
+            out = Path(HydraConfig.get().runtime.output_dir)
+            config = build(schema, values)
+            write_provenance(out, name, HydraConfig.get().overrides.task)
+            function(config, out)
 
         @functools.wraps(function)
         def main(words: Sequence[str] | None = None) -> int:

@@ -227,12 +227,14 @@ class EvaluateConfig(RunConfig):
         repeats: runs of each episode on live servers with backend=both, to measure their variance.
         log_states: whether to write the state of each decision, for `runners.replay`; in env=routing.
         explore: share of random decisions, for `runners.replay`; in env=routing.
+        report: whether to write `report.html`.
     """
 
     policy: dict[str, Any]
     detailed: bool = False
     log_states: bool = False
     explore: float = 0.0
+    report: bool = False
     rivals: tuple[str, ...] | None = None
     repeats: int = 2
 
@@ -343,10 +345,12 @@ class CompareConfig(RunConfig):
         search: clairvoyant search as a reference.
         benchmark: a benchmark of many comparisons, which sets all other keys but `out`; None: one comparison.
         launcher: where episodes are run.
+        report: whether to write `report.html`, and the requests and decisions of the worst episodes for it.
     """
 
     policies: tuple[str, ...] | None = None
     plots: bool = True
+    report: bool = False
     disjoint: bool = False
     search: SearchConfig = field(default_factory=SearchConfig)
     benchmark: BenchmarkConfig | None = None
@@ -435,11 +439,13 @@ class SimulateConfig:
         requests_json: whether to write `requests.json` in addition to `requests.parquet`.
         out: run directory.
         backend: the backend, simulator or live servers.
+        report: whether to write `report.html`.
     """
 
     workload: WorkloadSpec
     cluster: Any
     out: str
+    report: bool = False
     backend: BackendConfig = field(default_factory=BackendConfig)
     slos: dict[str, SLO] = field(default_factory=dict)
     router: str | None = None

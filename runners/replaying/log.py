@@ -133,6 +133,7 @@ def read_log(file: Path, num_places: int, slos: Sequence[SLO], num_rows: int, mo
         columns["propensity"].append(np.nan if propensity is None else float(propensity))
     if not states:
         raise ValueError(f"{file} has no decision about a request")
+    states, columns = _last_of_each_seed(states, columns)
     seed = np.array(columns["seed"], np.int64)
     now_s = np.array([state.now_s for state in states])
     requests = [state.request for state in states if state.request is not None]
@@ -150,6 +151,20 @@ def read_log(file: Path, num_places: int, slos: Sequence[SLO], num_rows: int, mo
         skipped=skipped,
         cut_off=cut_off,
     )
+
+
+def _last_of_each_seed(
+    states: list[RoutingState], columns: dict[str, list[Any]]
+) -> tuple[list[RoutingState], dict[str, list[Any]]]:
+    """Without episodes that were broken off: a run that went on has them again, whole."""
+    last = dict[Any, int]()  # where the last episode of a seed begins
+    for row, (seed, state) in enumerate(zip(columns["seed"], states, strict=True)):
+        if row == 0 or seed != columns["seed"][row - 1] or state.now_s < states[row - 1].now_s:
+            last[seed] = row
+    kept = [row for row, seed in enumerate(columns["seed"]) if seed == UNKNOWN or row >= last[seed]]
+    return [states[row] for row in kept], {
+        name: [column[row] for row in kept] for name, column in columns.items()
+    }
 
 
 def action_of(value: Any, num_rows: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from serving_gym.baselines.policy import Policy, PolicySpec
 from serving_gym.envs.interface.metrics import to_jsonable
+from serving_gym.envs.live.control import NoDecision
 from serving_gym.envs.routing.action import decode_action
 from serving_gym.envs.routing.state import Dispatch, RoutingState
 from serving_gym.runners.replaying.states import state_to_json
@@ -35,6 +37,9 @@ class Exploring:
         self.policy, self.share, self.num_rows = policy, share, num_rows
         self.name, self.clairvoyant = policy.name, policy.clairvoyant
         self.propensity = 1.0
+        self.unhurried = getattr(
+            policy, "unhurried", contextlib.nullcontext
+        )  # of one in a process of its own
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Prepares for an episode."""
@@ -44,6 +49,8 @@ class Exploring:
     def act(self, observation: Any, state: RoutingState) -> Any:
         """Decides."""
         action = self.policy.act(observation, state)
+        if isinstance(action, NoDecision):  # late, or failed, on live servers
+            return action
         verdict = decode_action(action, self.num_rows)
         own = verdict.place if isinstance(verdict, Dispatch) else None
         places = np.flatnonzero(state.can_take)
@@ -68,12 +75,13 @@ class StateLog(gym.Wrapper[Any, Any, Any, Any]):
         env: The environment.
         policy: The policy that decides in it; its `propensity` is read where it has one.
         path: File to write.
+        goes_on: Whether the run was interrupted before: the file is added to.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], policy: Policy, path: Path) -> None:
+    def __init__(self, env: gym.Env[Any, Any], policy: Policy, path: Path, goes_on: bool = False) -> None:
         super().__init__(env)
         self.policy = policy
-        self._file = path.open("w", encoding="utf-8")
+        self._file = path.open("a" if goes_on else "w", encoding="utf-8")
         self._seed: int | None = None
 
     def reset(

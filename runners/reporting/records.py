@@ -146,6 +146,11 @@ class RunRecords:
         except OSError as error:
             self._on_failure(error)
 
+    @property
+    def done(self) -> int:
+        """Number of episodes that are kept."""
+        return len(self._done)
+
     def close_decisions(self) -> bool:
         """Ends the files of lines; returns whether `decisions.jsonl` has every decision of the run."""
         writers = [writer for writer in (self._decisions, self._requests) if writer is not None]

@@ -1,4 +1,4 @@
-"""Logs of the routing environment, replayed: against the true gains of single decisions, found by forks of the simulator."""
+"""Logs of the routing environment, replayed: against true gains of single decisions, by forks of the simulator."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_costs_seen_in_the_states_are_close_to_the_recorded_ones(logged: Path) -
 def true_gain(env: Any, name: str, log: Log, every: int) -> tuple[float, float]:
     """Mean gain of a policy's choices over the log's in some logged states, and its standard error.
 
-    Each choice is carried out in a fork of the simulator, where the log's policy then goes on until the request is done.
+    Each choice is carried out in a fork of the simulator, where the log's policy goes on until the request is done.
     """
     target = load_policy(name, "routing")
     behaviour = Exploring(load_policy("jsq", "routing"), 0.5, env.config.num_rows)
