@@ -138,7 +138,7 @@ class RoutingDesk:
         own = lighter_of_two(state, self._random)
         if own is None:
             return self._without_room(name, allowed)
-        answer = await self.service.decide(state, {"kind": "place", "place": own, "priority": None})
+        answer = await self.service.decide(state, own)
         if name not in self.view:
             return Choice(None, status=UNAVAILABLE, reason="the client has hung up")
         verdict = answer.decision
