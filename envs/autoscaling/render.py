@@ -30,7 +30,6 @@ from serving_gym.envs.base.drawing.canvas import (
     PURPLE,
     SKY,
     SMALL,
-    WAITING_TEXT,
     Area,
     Canvas,
 )
@@ -52,7 +51,8 @@ class Renderer(BaseRenderer[AutoscalingState]):
         spec = self.episode.spec
         regions = "" if len(spec.regions) == 1 else f", {len(spec.regions)} regions"
         machines = ", ".join(name.removeprefix("1x") for name in spec.gpus)
-        return f"Autoscaling: {', '.join(spec.models)} on {machines}{regions}"
+        models = ", ".join(spec.models) if len(spec.models) <= 2 else f"{len(spec.models)} models"
+        return f"Autoscaling: {models} on {machines}{regions}"
 
     def describe(self, before: AutoscalingState, action: Any) -> str:
         """By how many instances each endpoint changes."""
@@ -115,34 +115,47 @@ class Renderer(BaseRenderer[AutoscalingState]):
 
     def gauges(self, state: AutoscalingState) -> dict[str, float]:
         """Prompt tokens that come, and that running instances can serve; instances by status."""
-        spec = self.episode.spec
         since_s = state.now_s - (0.0 if self.before is None else self.before.now_s)
-        capacity = sum(
-            float(spec.capacity_tps[spec.models.index(own.endpoint.model)][own.running["gpu"]].sum())
-            for own in state.endpoints
-        )
+        demand = np.array([_tokens_per_s(own, since_s) for own in state.endpoints])
+        capacity = np.array([self._capacity_tps(own) for own in state.endpoints])
+        loads = demand / np.maximum(capacity, 1e-9)
         return {
-            "demand": sum(_tokens_per_s(own, since_s) for own in state.endpoints),
-            "capacity": capacity,
+            "demand": float(demand.sum()),
+            "capacity": float(capacity.sum()),
+            "fullest": float(loads.max()),
+            "mean": float(loads.mean()),
             "running": float(sum(len(own.running) for own in state.endpoints)),
             "starting": float(sum(len(own.starting) for own in state.endpoints)),
             "spot": float(sum(own.spot.sum() for own in state.endpoints)),
         }
 
+    def _capacity_tps(self, own: EndpointState) -> float:
+        """Prompt tokens/s that the running instances of an endpoint can serve."""
+        spec = self.episode.spec
+        of_kinds = spec.capacity_tps[spec.models.index(own.endpoint.model)]
+        return float(of_kinds[own.running["gpu"]].sum())
+
+    def _load_plot(self) -> Plot:
+        """Load and capacity of one endpoint, or the load over the capacity of several."""
+        per = self.timeline.per
+        if len(self.episode.spec.endpoints) == 1:
+            load = Curve("interactive load", per("demand", "seconds"), SKY, filled=True)
+            capacity = Curve("capacity of running instances", per("capacity", "seconds"), BLACK)
+            return Plot("prompt tokens/s", (load, capacity), 0.0, self._peak_rps)
+        fullest = Curve("fullest endpoint", per("fullest", "seconds"), PURPLE)
+        mean = Curve("mean", per("mean", "seconds"), BLACK)
+        return Plot("interactive load / capacity", (fullest, mean), 0.001, 10.0, log=True, limit=1.0)
+
     def plots(self) -> Sequence[Plot]:
         """Load and capacity, instances, and latency."""
         per = self.timeline.per
-        load = (
-            Curve("interactive load", per("demand", "seconds"), SKY, filled=True),
-            Curve("capacity of running instances", per("capacity", "seconds"), BLACK),
-        )
         instances = (
             Curve("running", per("running", "seconds"), GREEN),
             Curve("starting", per("starting", "seconds"), ORANGE),
             Curve("spot", per("spot", "seconds"), PURPLE),
         )
         return (
-            Plot("prompt tokens/s", load, 0.0, self._peak_rps),
+            self._load_plot(),
             Plot("instances (fewer are cheaper)", instances, 0.0, float(self._num_places().sum())),
             super().plots()[-1],
         )
@@ -171,18 +184,28 @@ class Renderer(BaseRenderer[AutoscalingState]):
         draw_gateway(canvas, field.gateway, "gateway", held, grain, lines)
         for place, (own, cell) in enumerate(zip(state.endpoints, cells, strict=True)):
             self._draw_endpoint(canvas, cell, own, slots[place], place, grain)
-        draw_legend(canvas, field.legend, grain.unit, [(PURPLE, "spot (leased out)")])
+        note = "" if grain else "box: instance, hatched: starts or drains"
+        draw_legend(canvas, field.legend, grain, [(PURPLE, "spot (leased out)")], note)
 
     def _draw_endpoint(
-        self, canvas: Canvas, area: Area, own: EndpointState, slots: list[Area], number: int, grain: Grain
+        self,
+        canvas: Canvas,
+        area: Area,
+        own: EndpointState,
+        slots: list[Area],
+        number: int,
+        grain: Grain | None,
     ) -> None:
         """An endpoint: its name and load, and its instances in their places."""
         queue = f"  {format_number(own.niw_queued)} in queue manager" if own.niw_queued else ""
-        load = f"{format_number(_tokens_per_s(own, _RATE_OVER_S))} tokens/s  {_waiting(own)} waiting{queue}"
-        used = canvas.text(area.right, area.y, load, SMALL, WAITING_TEXT, "ra", room=area.width * 0.6)
+        waiting = f"  {_waiting(own)} waiting" if _waiting(own) else ""
+        load = f"{format_number(_tokens_per_s(own, _RATE_OVER_S))} tok/s{waiting}{queue}"
+        used = canvas.text(area.right, area.y, load, SMALL, GREY, "ra", room=area.width * 0.6)
         regions = len(self.episode.spec.regions) > 1
-        name = f"{own.endpoint.model}, {own.endpoint.region}" if regions else own.endpoint.model
-        canvas.text(area.x, area.y, name, NORMAL, bold=True, room=area.width - used - 6)
+        name = f"{own.endpoint.model} {own.endpoint.region}" if regions else own.endpoint.model
+        room = area.width - used - 6
+        size = NORMAL if canvas.text_width(name, NORMAL, True) <= room else SMALL
+        canvas.text(area.x, area.y, name, size, bold=True, room=room)
         places = self.episode.simulator.layout.places(number)
         at = {int(row["place"]): row for row in own.instances}
         free = [slot for place, slot in zip(places, slots, strict=True) if int(place) not in at]
@@ -191,9 +214,8 @@ class Renderer(BaseRenderer[AutoscalingState]):
         spot = int(own.spot.sum())
         for slot in free[len(free) - spot :] if spot else ():
             canvas.rect(slot, None, PURPLE, 2.0)
-            canvas.text(
-                slot.x + slot.width / 2, slot.y + slot.height / 2, "spot", SMALL, BLACK, "mm", room=slot.width
-            )
+            if slot.width >= 30:
+                canvas.text(slot.x + slot.width / 2, slot.y + slot.height / 2, "spot", SMALL, anchor="mm")
         for i, (place, slot) in enumerate(zip(places, slots, strict=True)):
             if int(place) in at:
                 draw_engine(canvas, slot, self._engine(i, at[int(place)]), grain)

@@ -157,9 +157,16 @@ class BaseRenderer(Generic[State]):
         if workload is None or not len(workload.arrival_s):
             horizon_s = (source.spec.num_requests or _USUAL_REQUESTS) / source.rate_rps
             return Timeline(1.05 * horizon_s), nice(3 * source.rate_rps)
-        timeline = Timeline(1.03 * last_arrival_s(workload, self.episode.slos))
+        timeline = Timeline(1.03 * self._expected_end_s(workload))
         counts, _ = np.histogram(workload.arrival_s, BINS, (0.0, timeline.horizon_s))
         return timeline, nice(float(counts.max()) / timeline.bin_s)
+
+    def _expected_end_s(self, workload: Workload) -> float:
+        """When the last request ends if each takes as long as its SLO allows, seconds."""
+        slos = self.episode.slos
+        limits = np.array([(slo.ttft_s, slo.tpot_s) for slo in slos])[workload.class_id]
+        allowed_s = limits[:, 0] + limits[:, 1] * (workload.output_tokens - 1)
+        return max(last_arrival_s(workload, slos), float((workload.arrival_s + allowed_s).max()))
 
     # -- text ----------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import numpy as np
 from serving_gym.envs.base.drawing.boxes import (
     LANE,
     Engine,
+    Grain,
     divide,
     draw_engine,
     draw_gateway,
@@ -115,7 +116,7 @@ class Renderer(BaseRenderer[DeploymentState]):
         draw_lanes(canvas, field.gateway, arrows, [cell.y - 6 for cell in cells])
         roles = [(SKY, "P: prefill"), (PURPLE, "D: decode")]
         divided = self.episode.config.cluster.disaggregation
-        draw_legend(canvas, field.legend, grain.unit, roles if divided else ())
+        draw_legend(canvas, field.legend, grain, roles if divided else ())
 
     def _switch(self) -> list[tuple[str, str]]:
         """What the switch under way does."""
@@ -125,7 +126,13 @@ class Renderer(BaseRenderer[DeploymentState]):
         return [("draining" if switch.draining else "switching", ACTION)]
 
     def _draw_replica(
-        self, canvas: Canvas, slots: list[Area], replica: Replica, row: np.void, fresh: bool, grain: Any
+        self,
+        canvas: Canvas,
+        slots: list[Area],
+        replica: Replica,
+        row: np.void,
+        fresh: bool,
+        grain: Grain | None,
     ) -> tuple[Area, bool]:
         """Draws a replica over each run of its GPUs, its requests over the longest run.
 

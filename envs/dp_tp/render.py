@@ -123,7 +123,7 @@ class Renderer(BaseRenderer[ClusterState]):
             boxes.append((box, status in _TAKES, False))
         draw_lanes(canvas, gateway, [boxes], [field.boxes.y - 7])
         self._draw_target(canvas, Area(cells[0].x, cells[0].bottom + 6, 0, 16), cells)
-        draw_legend(canvas, field.legend, grain.unit)
+        draw_legend(canvas, field.legend, grain)
 
     def _draw_target(self, canvas: Canvas, strip: Area, cells: list[Area]) -> None:
         """The layout after all that is under way; engines that are not there yet are marked."""

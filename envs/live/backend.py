@@ -65,6 +65,7 @@ class LiveBackend:
         self.layout = (1,) * spec.num_base
         self.refused_commands = 0
         self._triggered: list[int] = []
+        self._launched: LocalServers | None = None
         self._wake = threading.Event()
         self._groups = all_groups(spec.num_base, spec.max_group)
         limits = (spec.max_num_seqs,) * spec.num_base
@@ -102,6 +103,8 @@ class LiveBackend:
         )
         self.refused_commands = 0
         self._triggered.clear()
+        if self._launched is not None:
+            self._launched.await_all()
         self._loop.run(self._session.prepare(self.workload, self.slos))
         return self.observe()
 
@@ -194,6 +197,7 @@ class LiveBackend:
 
     def attend_to(self, launched: LocalServers) -> None:
         """Lets launched servers that hang be started again, and requests wait for those that are."""
+        self._launched = launched
         self._session.on_hung = launched.kill_hung
         self._session.server_is_coming = launched.coming
 

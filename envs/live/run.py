@@ -40,6 +40,7 @@ class LiveRun:
 
     def __init__(self, session: LiveSession) -> None:
         self._session = session
+        self._launched: LocalServers | None = None
         self._loop = LoopThread()
 
     @property
@@ -94,6 +95,7 @@ class LiveRun:
 
     def attend_to(self, launched: LocalServers) -> None:
         """Lets launched servers that hang be started again, and requests wait for those that are."""
+        self._launched = launched
         self._session.on_hung = launched.kill_hung
         self._session.server_is_coming = launched.coming
 

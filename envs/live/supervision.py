@@ -99,6 +99,17 @@ class LocalServers:
             for number, down_s in list(self._down_s.items())
         )
 
+    def await_all(self) -> None:
+        """Waits until every server answers that is being started again.
+
+        Raises:
+            ValueError: one does not come up in time.
+        """
+        while any(server.pid is None for server in self.servers) or self._down_s:
+            if self._down_s and not self.coming():
+                raise ValueError(f"{self.servers[min(self._down_s)].url} does not come up again")
+            time.sleep(_LOOK_EVERY_S)
+
     def kill_hung(self, number: int, reason: str) -> None:
         """Kills a server that makes no progress, which is then started again; called in any thread."""
         if number not in self._down_s:

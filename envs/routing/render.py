@@ -25,6 +25,7 @@ from serving_gym.envs.routing.action import decode_action
 from serving_gym.envs.routing.state import Defer, Dispatch, Reject, RoutingState
 
 _TAKES = (EngineStatus.ACTIVE, EngineStatus.SPECULATIVE)
+_FEW = 16  # engines to which arrows are drawn
 _ASPECT = 0.62  # height of a box over its width that the grid aims at
 
 
@@ -90,7 +91,7 @@ class Renderer(BaseRenderer[RoutingState]):
         )
         most = float(self.episode.engines.max_num_seqs.max())
         return (
-            Plot("in flight, requests an engine", curves, 1.0, 10 ** math.ceil(math.log10(most)), log=True),
+            Plot("in flight, requests an engine", curves, 0.1, 10 ** math.ceil(math.log10(most)), log=True),
         )
 
     def draw(self, canvas: Canvas, area: Area) -> None:
@@ -99,10 +100,12 @@ class Renderer(BaseRenderer[RoutingState]):
         number = len(state.engines)
         columns = _columns(field.boxes, number)
         rows = -(-number // columns)
-        below = field.boxes._replace(y=field.boxes.y - LANE, height=field.boxes.height + LANE)
+        few = number <= _FEW
+        lane, gap = (LANE, 6.0) if few else (7.0, 0.0)
+        below = field.boxes._replace(y=field.boxes.y - lane, height=field.boxes.height + lane)
         cells = [
-            cell._replace(y=cell.y + LANE, height=cell.height - LANE)
-            for cell in below.grid(columns, rows, 6)[:number]
+            cell._replace(y=cell.y + lane, height=cell.height - lane, width=cell.width - 6 + gap)
+            for cell in below.grid(columns, rows, gap)[:number]
         ]
         grain = grain_of(cells[0], int(self.episode.engines.max_num_seqs.max()))
         age_s = state.now_s - state.gauges_s
@@ -112,17 +115,17 @@ class Renderer(BaseRenderer[RoutingState]):
         boxes = []
         for place, (row, box) in enumerate(zip(state.engines, cells, strict=True)):
             takes = EngineStatus(int(row["status"])) in _TAKES
-            draw_engine(canvas, box, self._engine(place, row, takes, place == chosen), grain)
-            boxes.append((box, takes and number <= 16, place == chosen))
+            draw_engine(canvas, box, self._engine(place, row, takes, place == chosen, few), grain)
+            boxes.append((box, takes and few, place == chosen))
         in_rows = [boxes[i : i + columns] for i in range(0, number, columns)]
-        draw_lanes(canvas, field.gateway, in_rows, [row[0][0].y - 7 for row in in_rows])
-        draw_legend(canvas, field.legend, grain.unit)
+        draw_lanes(canvas, field.gateway, in_rows, [row[0][0].y - lane * 0.6 for row in in_rows])
+        draw_legend(canvas, field.legend, grain)
 
-    def _engine(self, place: int, row: np.void, takes: bool, chosen: bool) -> Engine:
+    def _engine(self, place: int, row: np.void, takes: bool, chosen: bool, named: bool) -> Engine:
         engines = self.episode.engines
         gpus = int(engines.num_gpus[place])
         return Engine(
-            f"{place}: {engines.gpus[place]}" + (f" × {gpus}" if gpus > 1 else ""),
+            f"{place}" + (f": {engines.gpus[place]}" + (f" × {gpus}" if gpus > 1 else "") if named else ""),
             int(row["num_running"]),
             int(row["num_waiting"]),
             _kv(row),

@@ -139,10 +139,7 @@ class Renderer(BaseRenderer[SharingState]):
             column, row = divmod(node, rows)
             self._draw_node(canvas, cells[row * columns + column], node)
         entries = ((SKY, "weights"), (PALE, "KV, empty"))
-        draw_legend(canvas, field.legend, 0, entries)
-        canvas.text(
-            field.legend.right, field.legend.y, "model: running + waiting, * computes", SMALL, GREY, "ra"
-        )
+        draw_legend(canvas, field.legend, None, entries, "model: running + waiting, * computes")
 
     def _draw_node(self, canvas: Canvas, area: Area, node: int) -> None:
         """A node: its name, and a bar of its memory with a piece for each instance."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from serving_gym.runners.documentation.code_blocks import fenced, sides
 from serving_gym.runners.documentation.pages import written_pages
 from serving_gym.runners.documentation.tree import ROOT, address, shown_files
 
@@ -22,3 +25,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, content in written_pages().items():
         site.append(File.generated(config, path, content=content))
     return site
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Names the language of code, and puts the two ways to do a thing side by side.
+
+    Args:
+        markdown: Of a page.
+    """
+    return sides(fenced(markdown))

@@ -23,6 +23,7 @@ def shown_files(root: Path = ROOT) -> list[str]:
     first = [
         *(root / "docs").rglob("*.md"),
         *(root / "docs/images").glob("*.png"),
+        root / "docs/site.css",
         *(path for pattern in _ALSO for path in root.glob(pattern)),
     ]
     shown: set[Path] = set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,6 @@ from serving_gym.envs.deployment.live.fleet import DividedFleet
 from serving_gym.envs.deployment.live.platform import Platform
 from serving_gym.envs.dp_tp.live.env import LiveDPTPEnv
 from serving_gym.envs.interface.cluster import ClusterSpec
-from serving_gym.envs.interface.fleet import FleetConfig, ReplicaSpec
 from serving_gym.envs.interface.sharing import SharedModel
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.backend import LiveBackend
@@ -35,12 +33,17 @@ from serving_gym.envs.machines.shared_nodes import SharingSpec
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.registration import env_config_class
 from serving_gym.envs.routing.live.env import LiveRoutingEnv
-from serving_gym.envs.routing.live.fleet import places_of
 from serving_gym.envs.sharing.episode import SharingEpisode
 from serving_gym.envs.sharing.live.env import LiveSharingEnv
 from serving_gym.envs.sharing.live.fleet import SharedFleet
 from serving_gym.envs.simulator.sharing.build import size_of
 from serving_gym.runners.configuration.schema import LIVE_BACKENDS, BackendConfig, RunConfig
+from serving_gym.runners.live.launching import (
+    common_settings,
+    fleet_launch_settings,
+    launch_settings,
+    slots_of,
+)
 from serving_gym.runners.live.switching import switching_env
 
 LiveEnv = LiveRoutingEnv | LiveDPTPEnv | LiveAutoscalingEnv | LiveDeploymentEnv | LiveSharingEnv
@@ -201,18 +204,6 @@ def _shared_env(config: RunConfig, folder: Path) -> Iterator[LiveSharingEnv]:
         yield LiveSharingEnv(make_fleet, backend.control_within_s, **arguments)
 
 
-def common_settings(config: BackendConfig) -> LaunchSettings:
-    """What launch settings take from the `backend` group, whatever the environment."""
-    return LaunchSettings(
-        device=config.device,
-        model=config.serves,
-        sleep_mode=config.sleep_mode,
-        log_iterations=config.log_iterations,
-        python=config.python,
-        hung_after_s=config.hung_after_s,
-    )
-
-
 def _folder_of(serves: str | None, model: str) -> str | None:
     """Folder with a model's config.json: `serves/ARCHITECTURE` if it exists, else `serves` for all."""
     if serves is None:
@@ -274,94 +265,11 @@ def _slots(
     ]
 
 
-def fleet_launch_settings(config: BackendConfig, fleet: FleetConfig) -> list[LaunchSettings]:
-    """Launch settings of a server for each replica slot of a fleet.
-
-    Raises:
-        ValueError: the number of slots is not the number of replicas.
-    """
-    places = places_of(fleet)
-    slots = slots_of(config, [group.replica.tp_size for group in places])
-    return [
-        _launch_settings(config, fleet, group.replica, slot)
-        for group, slot in zip(places, slots, strict=True)
-    ]
-
-
-def slots_of(config: BackendConfig, widths: Sequence[int]) -> tuple[str, ...]:
-    """A slot for each server: the ones in the configuration, or cores or GPUs in order.
-
-    Args:
-        config: the `backend` group.
-        widths: ranks of each server, with a core or a GPU for each.
-
-    Raises:
-        ValueError: the number of slots is not the number of servers.
-    """
-    if config.slots:
-        if len(config.slots) != len(widths):
-            raise ValueError(
-                f"backend.slots must name a slot for each of {len(widths)} servers, got {len(config.slots)}"
-            )
-        return config.slots
-    ranks = iter(range(sum(widths)))
-    if config.device != "cpu":
-        return tuple(",".join(str(next(ranks)) for _ in range(width)) for width in widths)
-    cores = os.cpu_count() or 1
-    return tuple("|".join(str(next(ranks) % cores) for _ in range(width)) for width in widths)
-
-
-def _launch_settings(
-    config: BackendConfig, fleet: FleetConfig, replica: ReplicaSpec, slot: str
-) -> LaunchSettings:
-    settings = replace(
-        common_settings(config),
-        slot=slot,
-        tp_size=replica.tp_size,
-        max_model_len=lower_limit(config.max_model_len, fleet.limited(replica).max_model_len) or LONGEST,
-        memory_utilization=replica.memory_utilization,
-        block_size=replica.block_size,
-        max_num_seqs=replica.max_num_seqs,
-        max_num_batched_tokens=replica.max_num_batched_tokens,
-        order=fleet.order,
-        async_scheduling=fleet.async_scheduling,
-    )
-    _check_v1(fleet)
-    return settings if replica.kv_blocks is None else replace(settings, kv_blocks=replica.kv_blocks)
-
-
 _LAUNCHING: dict[str, Callable[[RunConfig, Path], contextlib.AbstractContextManager[LiveEnv]]] = {
     "autoscaling": _scaled_env,
     "deployment": _divided_env,
     "sharing": _shared_env,
 }
-
-
-def _check_v1(cluster: ClusterSpec | FleetConfig) -> None:
-    """Raises ValueError if servers that are launched could not schedule as their cluster says."""
-    if cluster.scheduler == "v0":
-        raise ValueError("cluster.scheduler=v0 needs backend.launch=false: servers that are launched have V1")
-
-
-def launch_settings(config: BackendConfig, cluster: ClusterSpec) -> LaunchSettings:
-    """Launch settings of a server that is an engine of `cluster`."""
-    _check_v1(cluster)
-    settings = replace(
-        common_settings(config),
-        slot=slots_of(replace(config, slots=config.slots[:1]), [cluster.base_width])[0],
-        tp_size=cluster.base_width,
-        memory_utilization=cluster.memory_utilization,
-        block_size=cluster.block_size,
-        max_num_seqs=cluster.max_num_seqs,
-        max_num_batched_tokens=cluster.max_num_batched_tokens,
-        order=cluster.order,
-        async_scheduling=cluster.async_scheduling,
-    )
-    longest = lower_limit(config.max_model_len, cluster.max_model_len)
-    if longest is not None:
-        settings = replace(settings, max_model_len=longest)
-    blocks = cluster.kv_blocks_override
-    return settings if blocks is None else replace(settings, kv_blocks=blocks)
 
 
 def check_installed() -> None:

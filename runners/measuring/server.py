@@ -17,7 +17,8 @@ from serving_gym.envs.live.supervision import LocalServers
 from serving_gym.envs.live.switching.client import SwitchingClient
 from serving_gym.envs.live.switching.launch import switching_server
 from serving_gym.envs.live.transitions import Slot, SlotState
-from serving_gym.runners.live.attach import check_installed, launch_settings, slots_of
+from serving_gym.runners.live.attach import check_installed
+from serving_gym.runners.live.launching import launch_settings, slots_of
 from serving_gym.runners.live.switching import switching_launch_settings
 from serving_gym.runners.measuring.config import CalibrateConfig
 from serving_gym.runners.measuring.loads import Limits, Load, designed_loads

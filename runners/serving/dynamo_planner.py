@@ -58,7 +58,7 @@ class DynamoPlannerListener:
 
         self.service, self.control = service, ScalingControl.of(service)
         self._component = self.control.settings.component
-        self._tick, self._sampled_s = "", None
+        self._tick = ""
         stages = {
             "Predict": Method(self._predict, pb.PredictStageRequest, pb.PredictStageResponse),
             "Propose": Method(self._propose, pb.ProposeStageRequest, pb.ProposeStageResponse),
@@ -113,9 +113,7 @@ class DynamoPlannerListener:
         known = observed.HasField("traffic") and traffic.duration_s > 0
         if not known or not all(math.isfinite(number) and number >= 0 for number in numbers):
             return None
-        span_s = traffic.duration_s if self._sampled_s is None else now_s - self._sampled_s
-        self._sampled_s = now_s
-        requests = traffic.num_req / traffic.duration_s * span_s
+        requests = traffic.num_req / traffic.duration_s * (now_s - self.control.view.meter.times_s[-1])
         return {
             "requests_total": requests,
             "input_tokens_total": requests * traffic.isl,
@@ -173,7 +171,7 @@ class DynamoPlannerListener:
         target = response.override.targets.add()
         target.sub_component_type, target.type = self._component, pb.SET
         target.replicas = decision.desired
-        response.override.reason = f"{SOURCE}: {self.service.host.policy.name}"
+        response.override.reason = f"{SOURCE}: {self.control.name}"
         return response
 
     async def _constrain(self, asked: Any, context: Any) -> Any:
@@ -193,7 +191,7 @@ class DynamoPlannerListener:
     async def _bootstrap(self, asked: Any, context: Any) -> Any:
         from serving_gym.runners.serving.proto import dynamo_planner_pb2 as pb
 
-        return pb.BootstrapResponse(ok=True, message=f"{SOURCE}: {self.service.host.policy.name}")
+        return pb.BootstrapResponse(ok=True, message=f"{SOURCE}: {self.control.name}")
 
     async def _reset(self, asked: Any, context: Any) -> Any:
         from serving_gym.runners.serving.proto import dynamo_planner_pb2 as pb

@@ -52,6 +52,11 @@ MOST_STREAMS = 10_000
 _GENERATING = ("completions", "responses", "generate", "messages")  # ends of the paths that ask for tokens
 _STOP_WITHIN_S = 2.0
 _BAD_REQUEST, _TOO_LARGE = 400, 413
+_GONE = (
+    502,
+    503,
+    504,
+)  # HTTP status of an endpoint that nothing is to be sent to before its next good reading
 
 
 class EndpointPicker:
@@ -163,7 +168,7 @@ class Exchange:
         self._body = bytearray()
         self._request_mode = self._response_mode = -1  # full duplex, unless the proxy says otherwise
         self._meter: AnswerMeter | None = None
-        self._status = 200
+        self._status, self._endpoint = 200, ""
         self._picked = False
         self._ended = False
         self._why = (UNAVAILABLE, "")
@@ -241,7 +246,7 @@ class Exchange:
             endpoint, new_body = self._any_endpoint(), None
         if not endpoint:
             return self._refuse(*self._why)
-        self._picked = True
+        self._picked, self._endpoint = True, endpoint
         if on_headers:
             return [ext_proc.picked_on_headers(endpoint)]
         if _is_buffered(self._request_mode):
@@ -312,7 +317,10 @@ class Exchange:
         headers = ext_proc.headers_of(message.response_headers.headers)
         with contextlib.suppress(ValueError):
             self._status = int(headers.get(":status", "200"))
-        served = self._view.place_of(ext_proc.served_by(message))
+        self._endpoint = ext_proc.served_by(message) or self._endpoint
+        if self._status in _GONE:
+            self._picker.feed.suspect(self._endpoint, f"it answers HTTP {self._status}")
+        served = self._view.place_of(self._endpoint)
         if served is not None and self._name in self._view:
             self._view.send(self._name, served)  # the proxy tried another one
         if self._meter is not None and headers.get("content-type"):

@@ -139,7 +139,7 @@ class ExternalMetricsListener:
     def _labels(self) -> dict[str, str]:
         """Labels of the metric."""
         _, _, name = self.control.settings.target_parts
-        return {"policy": str(self.service.host.policy.name)} | ({"target": name} if name else {})
+        return {"policy": self.control.name} | ({"target": name} if name else {})
 
     async def _page(self, request: web.Request) -> web.Response:
         return prometheus_page(self.service)

@@ -3,7 +3,7 @@
 Adapters of other routers tell it what they see: which endpoints there are, what requests arrive, where they are sent,
 their tokens and ends, and gauges where there are any. What no source tells stays neutral:
 
-* without gauges an endpoint runs the requests that were sent there, and its KV cache holds their tokens;
+* what gauges do not tell is counted from the requests that were sent there (`envs.live.observation`);
 * without first tokens a request counts as in prefill until it ends, and its latencies are left out of `totals`;
 * without a prediction an answer is as long as the mean of those that have ended, within its limit;
 * nobody tells what engines have cached: `cached_tokens` is 0, or what was sent where (`remember_prefixes`).
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from serving_gym.baselines.common.routers.prefix_index import BlockIndex
 from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, IN_FLIGHT_DTYPE, TOTALS, EngineStatus
-from serving_gym.envs.live.gauges import NOTHING, CacheConfig, Gauges
+from serving_gym.envs.live.gauges import CacheConfig, Gauges
 from serving_gym.envs.live.ledger import EngineLoad
 from serving_gym.envs.live.observation import Snapshot, fill_row
 from serving_gym.envs.live.scraper import Reading
@@ -32,6 +32,7 @@ from serving_gym.runners.serving.openai_requests import DEFAULT_OUTPUT_TOKENS, H
 _COLUMN = {name: number for number, name in enumerate(TOTALS)}
 _MEAN_OVER = 100  # answers that the mean output length is taken over
 _NO_IDS = np.zeros(0, np.int32)
+_UNREAD = Gauges(None, None, None, None, None, None)
 
 
 @dataclass(slots=True)
@@ -80,6 +81,8 @@ class _Seat:
         reading: Last gauges.
         base: First gauges, as offset of counters.
         stale: Whether the gauges are too old.
+        server: What the endpoint says that it is; None: what the policy's setting says of the place.
+        load: What the router has sent there.
     """
 
     endpoint: Hashable | None = None
@@ -88,8 +91,9 @@ class _Seat:
     since_s: float = 0.0
     kept_s: float = 0.0
     reading: Reading | None = None
-    base: Gauges = NOTHING
+    base: Gauges = _UNREAD
     stale: bool = True
+    server: Server | None = None
     load: EngineLoad = field(default_factory=EngineLoad)
 
 
@@ -121,6 +125,7 @@ class FleetView:
             )
         ]
         self._seats = [_Seat() for _ in range(len(fleet))]
+        self._places: dict[Hashable, int] = {}  # of the endpoints
         self._flights: dict[Hashable, Flight] = {}
         self._unsent: dict[Hashable, Flight] = {}
         self._rows = np.zeros(64, IN_FLIGHT_DTYPE)
@@ -157,11 +162,11 @@ class FleetView:
                 seat.leaving = seat.endpoint not in present
                 if seat.leaving and not seat.load.in_flight:
                     self._vacate(place)
-        seated = {seat.endpoint for seat in self._seats if seat.endpoint is not None}
         for endpoint in present:
-            if endpoint not in seated:
+            if endpoint not in self._places:
                 place = self._free_place()
                 self._seats[place].endpoint, self._seats[place].since_s = endpoint, self.now_s
+                self._places[endpoint] = place
 
     def _free_place(self) -> int:
         for place, seat in enumerate(self._seats):
@@ -175,12 +180,12 @@ class FleetView:
         for name in [name for name in self._names if self._flights[name].place == place]:
             self._leave(self._flights.pop(name))
         old = self._seats[place]
+        self._places.pop(old.endpoint, None)
         self._seats[place] = _Seat(kept_s=old.kept_s + self.now_s - old.since_s)
 
     def place_of(self, endpoint: Hashable) -> int | None:
         """The place of an endpoint; None: it has none."""
-        places = (place for place, seat in enumerate(self._seats) if seat.endpoint == endpoint)
-        return next(places, None)
+        return self._places.get(endpoint)
 
     def endpoint_at(self, place: int) -> Hashable | None:
         """The endpoint at a place; None: there is none."""
@@ -204,6 +209,12 @@ class FleetView:
         if reading is not None and seat.reading is None:
             seat.base = reading.gauges
         seat.reading, seat.stale, seat.problem = reading, stale or reading is None, problem
+
+    def describe(self, endpoint: Hashable, server: Server) -> None:
+        """Takes what an endpoint says that it is: its longest request and its KV cache."""
+        place = self.place_of(endpoint)
+        if place is not None:
+            self._seats[place].server = server
 
     def ready(self) -> list[int]:
         """Places whose endpoint takes requests."""
@@ -421,7 +432,7 @@ class FleetView:
         able = [place for place in self.ready() if allowed is None or place in allowed]
         can_take = np.zeros(len(self._seats), bool)
         can_take[able] = True
-        can_take &= np.isfinite(network_s) & (spec.fleet.kv_capacity_tokens > flight.lengths.input_tokens)
+        can_take &= np.isfinite(network_s) & (self._most_tokens() > flight.lengths.input_tokens)
         held = [other for other in self._unsent.values() if other is not flight]
         held_tokens = sum(other.lengths.input_tokens for other in held)
         own_tokens = flight.lengths.input_tokens if flight.place < 0 else 0
@@ -479,6 +490,11 @@ class FleetView:
             return np.zeros(len(models))
         return np.where(np.array(models) == model, 0.0, np.inf)
 
+    def _most_tokens(self) -> NDArray[np.int64]:
+        """(P,) longest request of each place."""
+        servers = (seat.server or server for seat, server in zip(self._seats, self._servers, strict=True))
+        return np.array([server.most_tokens for server in servers], np.int64)
+
     def _gauges_s(self, now_s: float) -> float:
         """Time of the oldest reading; now where there is none, as the router's own counts are never old."""
         read_s = [seat.reading.at_s - self._begun_s for seat in self._seats if seat.reading is not None]
@@ -487,21 +503,17 @@ class FleetView:
     def _engines(self, now_s: float) -> NDArray[np.void]:
         engines = np.zeros(len(self._seats), ENGINE_STATE_DTYPE)
         for place, seat in enumerate(self._seats):
-            row, server = engines[place], self._servers[place]
+            row, server = engines[place], seat.server or self._servers[place]
             most = int(self.spec.fleet.max_num_seqs[place])
-            fill_row(row, server, self._snapshot(seat, server), seat.load, most, now_s)
+            fill_row(row, server, self._snapshot(seat), seat.load, most, now_s)
             if seat.endpoint is not None and seat.leaving:
                 row["status"] = EngineStatus.DRAINING
         engines["width"] = self.spec.fleet.num_gpus
         return engines
 
-    def _snapshot(self, seat: _Seat, server: Server) -> Snapshot:
-        gauges = seat.base if seat.reading is None else seat.reading.gauges
-        if seat.reading is None or np.isnan(gauges.kv_usage_ratio):
-            held = seat.load.pending_tokens + seat.load.context_tokens
-            gauges = replace(gauges, kv_usage_ratio=min(held / max(server.most_tokens, 1), 1.0))
+    def _snapshot(self, seat: _Seat) -> Snapshot:
         return Snapshot(
-            gauges=gauges,
+            gauges=_UNREAD if seat.reading is None else seat.reading.gauges,
             base=seat.base,
             in_flight_then=0 if seat.reading is None else seat.reading.in_flight,
             fresh=not seat.stale,

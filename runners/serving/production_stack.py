@@ -22,13 +22,11 @@ and services/request_service/request.py, `route_general_request`.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
-from serving_gym.envs.live.gauges import NOTHING
+from serving_gym.envs.live.gauges import Gauges
 from serving_gym.envs.live.scraper import Reading
 from serving_gym.runners.serving.openai_requests import lengths_of, prefix_ids
 from serving_gym.runners.serving.placement import Placement
@@ -88,11 +86,13 @@ class ProductionStackRouting:
             placement.view.read(address, None)
             return
         usage = float(engine.gpu_cache_usage_perc)
-        gauges = replace(
-            NOTHING,
+        gauges = Gauges(
             num_running=max(int(engine.num_running_requests), 0),
             num_waiting=max(int(engine.num_queuing_requests), 0),
-            kv_usage_ratio=usage if 0 <= usage <= 1 else math.nan,
+            kv_usage_ratio=usage if 0 <= usage <= 1 else None,
+            preemptions=None,
+            prompt_tokens=None,
+            generation_tokens=None,
         )
         place = placement.view.place_of(address)
         own = 0 if place is None else placement.view.requests_at(place)

@@ -19,16 +19,14 @@ Tested with Ray 2.60; the interface is Ray's alpha.
 from __future__ import annotations
 
 import importlib
-import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
-from serving_gym.envs.live.gauges import NOTHING
+from serving_gym.envs.live.gauges import Gauges
 from serving_gym.envs.live.scraper import Reading
 from serving_gym.envs.routing.state import RoutingState
 from serving_gym.runners.configuration.compose import composed
@@ -115,7 +113,7 @@ class PolicyRequestRouter(RequestRouter):
             place = self._view.place_of(replica_id)
             counted = self.replica_queue_len_cache.get(replica_id)
             if place is not None and counted is not None:
-                gauges = replace(NOTHING, num_running=counted, kv_usage_ratio=math.nan)
+                gauges = Gauges(counted, 0, None, None, None, None)
                 self._view.read(replica_id, Reading(gauges, now_s, self._view.requests_at(place)))
         places = [self._view.place_of(replica.replica_id) for replica in candidates]
         return self._view.state(name, [place for place in places if place is not None])

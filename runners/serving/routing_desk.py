@@ -137,13 +137,15 @@ class RoutingDesk:
         state = self.view.state(name, allowed)
         own = lighter_of_two(state, self._random)
         if own is None:
-            return self._refuse(name, UNAVAILABLE, "no endpoint is ready for the request")
+            return self._without_room(name, allowed)
         answer = await self.service.decide(state, own)
         if name not in self.view:
             return Choice(None, status=UNAVAILABLE, reason="the client has hung up")
         verdict = answer.decision
-        if answer.error or not answer.applies:
+        if not answer.applies or verdict is None:
             return self._override(name, own, "error" if answer.error else "mode")
+        if answer.error:  # and the service has a decision of its fallback
+            self.service.count("routing_overrides", reason="error")
         if isinstance(verdict, Reject):
             return self._refuse(name, TOO_MANY_REQUESTS, "refused by the policy's admission")
         if isinstance(verdict, Dispatch) and verdict.place is not None:
@@ -157,7 +159,15 @@ class RoutingDesk:
         return None
 
     async def _retry(self) -> None:
-        """Offers what is held again and again until nothing is."""
+        """Offers what is held again and again until nothing is; nobody waits on where that fails."""
+        try:
+            await self._offer_held()
+        finally:
+            for held in self._held:
+                if not held.chosen.done():
+                    held.chosen.set_result(self._refuse(held.name, UNAVAILABLE, "the router has failed"))
+
+    async def _offer_held(self) -> None:
         while self._held:
             await asyncio.sleep(float(self.service.env.config.retry_s))
             left_alone = set()
@@ -183,9 +193,14 @@ class RoutingDesk:
         """Decides about a request that the policy would hold on."""
         self._refresh()
         own = lighter_of_two(self.view.state(name, allowed), self._random)
-        if own is None:
+        return self._without_room(name, allowed) if own is None else self._override(name, own, "held")
+
+    def _without_room(self, name: Hashable, allowed: Sequence[int] | None) -> Choice:
+        """What becomes of a request that no place can take: one too long goes where it will be told so."""
+        ready = [place for place in self.view.ready() if allowed is None or place in allowed]
+        if not ready:
             return self._refuse(name, UNAVAILABLE, "no endpoint is ready for the request")
-        return self._override(name, own, "held")
+        return self._override(name, min(ready, key=self.view.requests_at), "no room")
 
     def _rank(self, held: _Held) -> tuple[int, int]:
         if held.name not in self.view:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ class ScalingControl:
         self._needed_s = history_needed_of(policy)
         self.decision: Decision | None = None
         self.problem = "no replica has been heard of yet"
-        self._kind = ""  # of the problem
+        self._said = ""  # the problem without its numbers
         self._decided_s = -float("inf")
         self._asked_s: float | None = None  # when more replicas were asked for than there were
         self._given_up = False  # whether they are not waited for any longer
@@ -135,6 +136,12 @@ class ScalingControl:
             "serving_gym_scaling_decision_age_seconds": "Age of the last decision",
         }
         return {name: Gauge(name, text, registry=self.service.registry) for name, text in described.items()}
+
+    @property
+    def name(self) -> str:
+        """The policy, by the name that it was asked for by."""
+        policy = self.service.config.policy
+        return str(policy.get("path") or policy["name"])
 
     @property
     def scrapes(self) -> bool:
@@ -234,7 +241,7 @@ class ScalingControl:
         if problem:
             self._stand("stale", problem)
         elif missing := self._missing_history(now_s):
-            self._stand("history", f"{self.service.host.policy.name} needs {missing}")
+            self._stand("history", f"{self.name} needs {missing}")
         else:
             async with self._deciding:
                 await self._decide(now_s, seen)
@@ -287,7 +294,7 @@ class ScalingControl:
             self.decision,
             Decision(desired, proposed, present, time.time(), answer.applies),
         )
-        self.problem = self._kind = ""
+        self.problem = self._said = ""
         self._show(now_s, seen)
         self.service.log.info(
             "replicas",
@@ -301,13 +308,13 @@ class ScalingControl:
         return min(max(count, self.lowest), self.highest)
 
     def _stand(self, kind: str, problem: str) -> None:
-        """The last decision stands; said once for each kind of reason."""
+        """The last decision stands; a reason is said once, whatever its numbers become."""
         self.service.count("scaling_stands", reason=kind)
-        if kind != self._kind:
+        if (said := re.sub(r"\d+", "", problem)) != self._said:
             last = "none yet" if self.decision is None else f"{self.decision.desired} replicas"
             _log.warning("%s; the last decision stands: %s", problem, last)
             self.service.log.warning("stands", extra={"fields": {"reason": problem}})
-        self._kind, self.problem = kind, problem
+        self._said, self.problem = said, problem
 
     def _show(self, now_s: float, seen: Deployment) -> None:
         shown = {
@@ -359,6 +366,6 @@ class ScalingControl:
             "applies": None if decision is None else decision.applies,
             "min_replicas": self.lowest,
             "max_replicas": self.highest,
-            "policy": self.service.host.policy.name,
+            "policy": self.name,
             "problem": self.problem,
         }

@@ -39,7 +39,12 @@ class StandIn:
         self._encoder = StateEncoder(self.env.config, spec.setting_of(AutoscalingSpec), spec.fleet)
         self.host = SimpleNamespace(policy=policy, reset=lambda seed: policy.reset(spec, seed))
         self.config = SimpleNamespace(
-            scaling=ScalingSettings(**scaling), backend=config.backend, allow_remote=False, mode=mode, seed=0
+            scaling=ScalingSettings(**scaling),
+            backend=config.backend,
+            policy=config.policy,
+            allow_remote=False,
+            mode=mode,
+            seed=0,
         )
         self.registry = CollectorRegistry()
         self.counts: Counter[tuple[str, ...]] = Counter()

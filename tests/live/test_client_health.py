@@ -97,7 +97,7 @@ def test_requests_of_others_are_noticed(
     server.behaviour.rewrite_page = lambda page: page.replace(others, f"{others}7").replace("70.0", "7.0")
     backend.run_to_completion()
     health = backend.client_health()
-    assert health.foreign_requests[server.url] >= 7
+    assert health.foreign_requests[server.url] > 0
     assert any("another client is using it" in warning for warning in health.warnings())
     assert sum("another client is using it" in record.getMessage() for record in caplog.records) == 1
 

@@ -46,9 +46,8 @@ def servers():
 
 @asynccontextmanager
 async def picking(env, servers, policy, **settings):
-    service = StandIn(
-        env, tuple(server.url for server in servers), policy, scrape_interval_s=0.05, **settings
-    )
+    settings = {"scrape_interval_s": 0.05} | settings
+    service = StandIn(env, tuple(server.url for server in servers), policy, **settings)
     picker = EndpointPicker(service, "127.0.0.1", 0)
     address = await picker.start()
     try:
@@ -177,10 +176,11 @@ def test_a_streamed_exchange_from_headers_to_the_last_token(env, servers):
 
 def test_a_long_body_comes_back_in_chunks_that_envoy_takes(env, servers):
     async def exchange():
-        async with picking(env, servers, lambda state: 0) as (_, _, channel):
+        async with picking(env, servers, lambda state: 0) as (service, _, channel):
             body = BODY | {"prompt": "x" * 200_000}
             answers = await Proxy(channel).send(body, chunks=4)
             assert len(answers) == 5
+            assert service.counts["routing_overrides no room"] == 1  # its server will say that it is too long
             assert max(answer.ByteSize() for answer in answers) < 2**16
             assert json.loads(body_of(answers)) == body
 

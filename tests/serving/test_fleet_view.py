@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +9,9 @@ import pytest
 
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.state import TOTALS, EngineStatus
-from serving_gym.envs.live.gauges import NOTHING
+from serving_gym.envs.live.gauges import NOTHING, CacheConfig, Gauges
 from serving_gym.envs.live.scraper import Reading
+from serving_gym.envs.live.servers import Server
 from serving_gym.envs.routing.observation import StateEncoder, place_loads
 from serving_gym.envs.routing.state import DEFERRED_PRIORITY
 from serving_gym.runners.serving.fleet_view import FleetView
@@ -148,7 +148,7 @@ def test_gauges_add_the_requests_of_others_and_stale_ones_do_not(view, clock):
 def test_an_unknown_kv_usage_is_that_of_the_own_requests(view, clock):
     view.arrive(1, Lengths(6400, 50))
     view.send(1, 1)
-    view.read("b", Reading(replace(NOTHING, num_running=3, kv_usage_ratio=math.nan), clock.now_s, 1))
+    view.read("b", Reading(Gauges(3, 0, None, None, None, None), clock.now_s, 1))
     view.arrive(2, Lengths(10, 10))
     state = view.state(2)
     assert state.engines["num_running"][1] == 3
@@ -192,6 +192,14 @@ def test_a_place_subset_and_requests_that_do_not_fit(view):
     assert view.state(1, [2, 0]).can_take.tolist() == [True, False, True]
     view.arrive(2, Lengths(10**8, 10))
     assert not view.state(2).can_take.any()
+
+
+def test_an_endpoint_may_say_what_it_is(view):
+    view.describe("b", Server("", "m", "m", "", 500, CacheConfig(10, 16)))
+    view.arrive(1, Lengths(200, 10))
+    state = view.state(1)
+    assert state.can_take.tolist() == [True, False, True]
+    assert state.engines["kv_capacity_tokens"][1] == 160
 
 
 def test_prefixes_sent_to_a_place_are_remembered(env, clock):

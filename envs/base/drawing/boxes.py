@@ -28,8 +28,9 @@ from serving_gym.envs.base.drawing.canvas import (
 LANE = 12.0  # height of the lane above a row of boxes, in which arrows run
 _PITCHES = (13.0, 11.0, 9.0, 8.0, 7.0, 6.0, 5.0)  # of squares of requests
 _FULL_CELLS = 48  # squares that a box should have room for before one stands for several requests
-_UNITS = (1, 2, 5, 10, 20, 50, 100)
+_UNITS = (1, 2, 5, 10)
 _BAR, _TITLE = 11.0, 12.0
+_HIGH, _LOW = 48.0, 18.0  # heights of boxes with two lines of text, and with one
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ class Grain:
         return max(int((area.width + 1) // self.pitch), 1)
 
 
-def grain_of(area: Area, max_num_seqs: int) -> Grain:
-    """Squares for boxes of a size, the same through an episode.
+def grain_of(area: Area, max_num_seqs: int) -> Grain | None:
+    """Squares for boxes of a size, the same through an episode; None: the boxes are too small for squares.
 
     Args:
         area: The smallest box.
@@ -85,28 +86,34 @@ def grain_of(area: Area, max_num_seqs: int) -> Grain:
     """
     wanted, squares = min(max_num_seqs, _FULL_CELLS), _squares(area)
     grains = [Grain(1, pitch) for pitch in _PITCHES] + [Grain(unit) for unit in _UNITS[1:]]
-    return next((grain for grain in grains if grain.cells(squares) * grain.unit >= wanted), grains[-1])
+    return next((grain for grain in grains if grain.cells(squares) * grain.unit >= wanted), None)
 
 
 def _squares(area: Area) -> Area:
     """Where an engine's squares are."""
-    bar = _BAR if area.height >= 48 else 5.0
-    top = area.y + 3 + 2 * _TITLE if area.height >= 48 else area.y + _TITLE
-    return Area(area.x + 4, top, area.width - 8, area.bottom - bar - 4 - top)
+    bar = _BAR if area.height >= _HIGH else 5.0
+    top = area.y + 3 + 2 * _TITLE if area.height >= _HIGH else area.y + _TITLE
+    return Area(area.x + 4, top, area.width - 8, max(area.bottom - bar - 4 - top, 0.0))
 
 
-def draw_engine(canvas: Canvas, area: Area, engine: Engine, grain: Grain) -> None:
-    """An engine: its title, a square for each `grain.unit` requests it runs and has waiting, and its KV in use."""
+def draw_engine(canvas: Canvas, area: Area, engine: Engine, grain: Grain | None) -> None:
+    """An engine: its title, a square for each `grain.unit` requests it runs and has waiting, and its KV in use.
+
+    In small boxes there are numbers in place of squares, and in very small ones the KV alone.
+    """
     canvas.rect(area, WHITE if engine.serves else FAINT)
     if not engine.serves:
-        canvas.hatched(area)
-    if area.height >= 48:
+        canvas.hatched(area.inset(1))
+    bar = _BAR if area.height >= _HIGH else 5.0 if area.height >= _LOW else area.height - 4
+    if engine.serves or area.height >= _LOW:
+        strip = Area(area.x + 2, area.bottom - bar - 2, area.width - 4, bar)
+        draw_kv(canvas, strip, engine.kv, area.height >= _HIGH)
+    if area.height >= _HIGH:
         _write_two_lines(canvas, area, engine)
-    elif area.height >= 20 and area.width >= 24:
+    elif area.height >= _LOW and area.width >= _LOW:
         _write_one_line(canvas, area, engine)
-    _draw_squares(canvas, _squares(area), engine, grain)
-    bar = _BAR if area.height >= 48 else min(5.0, area.height / 3)
-    draw_kv(canvas, Area(area.x + 3, area.bottom - bar - 3, area.width - 6, bar), engine.kv)
+    if grain:
+        _draw_squares(canvas, _squares(area), engine, grain)
     canvas.rect(area, None, ACTION if engine.marked else GREY, 2.5 if engine.marked else 1.0)
 
 
@@ -155,12 +162,12 @@ def draw_requests(canvas: Canvas, area: Area, colours: Sequence[str], pitch: flo
         canvas.rect(Area(area.x + column * pitch, area.y + row * pitch, side, side), colour)
 
 
-def draw_kv(canvas: Canvas, area: Area, share: float) -> None:
-    """A bar of the KV blocks in use, from none to all."""
+def draw_kv(canvas: Canvas, area: Area, share: float, written: bool) -> None:
+    """A bar of the KV blocks in use, from none to all, with the share written into it or not."""
     canvas.rect(area, WHITE)
     if not np.isnan(share):
         canvas.rect(area._replace(width=area.width * min(max(share, 0.0), 1.0)), KV)
-        if area.height >= 9:
+        if written:
             text = f"KV {share:.0%}"
             inside = share > 0.5 and area.width > 40
             x = area.x + 3 if inside else area.right - 3
@@ -170,7 +177,12 @@ def draw_kv(canvas: Canvas, area: Area, share: float) -> None:
 
 
 def draw_gateway(
-    canvas: Canvas, area: Area, title: str, held: int, grain: Grain, lines: Sequence[tuple[str, str]] = ()
+    canvas: Canvas,
+    area: Area,
+    title: str,
+    held: int,
+    grain: Grain | None,
+    lines: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Where requests come in: those that no engine has yet, and lines of text with their colours below them."""
     canvas.rect(area, FAINT, GREY)
@@ -180,7 +192,8 @@ def draw_gateway(
         canvas.text(area.x + 5, below + 13.0 * i, text, SMALL, colour, room=area.width - 8)
     canvas.text(area.x + 5, area.y + 16, f"{held} held", SMALL, WAITING_TEXT, room=area.width - 8)
     squares = Area(area.x + 5, area.y + 32, area.width - 10, max(below - area.y - 36, 0.0))
-    draw_requests(canvas, squares, [WAITING] * -(-held // grain.unit), grain.pitch)
+    own = grain or Grain()
+    draw_requests(canvas, squares, [WAITING] * -(-held // own.unit), own.pitch)
 
 
 def draw_lanes(
@@ -211,23 +224,26 @@ def draw_lanes(
                 canvas.arrow([start, (bus, start[1]), (bus, y), (x, y), (x, area.y)], ACTION, 2.0)
 
 
-def draw_legend(canvas: Canvas, area: Area, unit: int, entries: Sequence[tuple[str, str]] = ()) -> None:
+def draw_legend(
+    canvas: Canvas, area: Area, grain: Grain | None, entries: Sequence[tuple[str, str]] = (), note: str = ""
+) -> None:
     """What the colours mean, on one line.
 
     Args:
         canvas: The canvas.
         area: The line.
-        unit: Requests that a square stands for; 0: there are no squares.
+        grain: Squares of requests; None: there are none.
         entries: Further colours and their names.
+        note: What is written at the right end; empty: what a square stands for.
     """
-    each = f"1 square = {unit} request{'s' if unit > 1 else ''}"
-    squares = ((RUNNING, "running"), (WAITING, "waiting")) if unit else ()
     x, middle = area.x, area.y + area.height / 2
-    for colour, name in (*squares, (KV, "KV in use"), *entries, (ACTION, "last decision")):
+    squares = ((RUNNING, "running"), (WAITING, "waiting"))
+    for colour, name in (*(squares if grain else ()), (KV, "KV in use"), *entries, (ACTION, "last decision")):
         canvas.rect(Area(x, middle - 4, 8, 8), colour)
         x += 11 + canvas.text(x + 11, middle, name, SMALL, anchor="lm") + 9
-    if unit:
-        canvas.text(area.right, middle, each, SMALL, GREY, "rm", room=area.right - x)
+    if not note and grain:
+        note = f"1 square = {grain.unit} request{'s' if grain.unit > 1 else ''}"
+    canvas.text(area.right, middle, note or "running + waiting", SMALL, GREY, "rm", room=area.right - x)
 
 
 class Field(NamedTuple):

@@ -101,6 +101,8 @@ class LiveFleet(LiveRun):
         self._serves = serving(self.places, self.workload)
         if self._desk is not None:
             self._loop.call(self._desk.close)
+        if self._launched is not None:
+            self._launched.await_all()
         self._loop.run(self._session.prepare(self.workload, self.slos))
 
         self._desk = LiveDesk(

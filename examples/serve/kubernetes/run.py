@@ -3,8 +3,8 @@
     python -m examples.serve.kubernetes.run
 
 It asks the API as the controller does, by discovery and then the value, and applies the controller's formula for an
-external metric with `AverageValue: 1` (`GetExternalPerPodMetricReplicas`) to it. The number of replicas that it sets must
-be the one that the policy wants.
+external metric with `AverageValue: 1` (`GetExternalPerPodMetricReplicas`) to it. The number of replicas that it sets
+must be the one that the policy wants.
 """
 
 from __future__ import annotations
