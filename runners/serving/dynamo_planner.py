@@ -196,7 +196,7 @@ class DynamoPlannerListener:
     async def _reset(self, asked: Any, context: Any) -> Any:
         from serving_gym.runners.serving.proto import dynamo_planner_pb2 as pb
 
-        self.service.host.reset(self.service.config.seed)
+        await self.service.reset(self.service.config.seed)
         return pb.ResetResponse(ok=True)
 
 
