@@ -69,6 +69,7 @@ class TrainConfig(RunConfig):
         resume: run directory of a training that was interrupted, or is to go on, on another workload if `env` and
             `workload` say so; None: a new one.
         launcher: where the episodes of the comparison at the end are run.
+        report: whether to write `report.html`.
     """
 
     agent: Any
@@ -85,6 +86,7 @@ class TrainConfig(RunConfig):
     baselines: tuple[str, ...] | None = None
     resume: str | None = None
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    report: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """Serves a policy over HTTP: a state is posted, an action is returned.
 
     POST /decide  {"state": STATE, "chosen": PLACE or null}
-                  -> {"place": PLACE or null, "priority": NUMBER or null, "applies": true, "us": 150.0, "error": ""}
+                  -> {"action": ACTION, "applies": true, "us": 150.0, "error": "", "place": ..., "priority": ...}
     POST /reset   {"seed": INTEGER}
     GET  /status
 
@@ -11,30 +11,32 @@ should follow its own choice. A malformed request gets status 400 with one sente
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-from serving_gym.runners.serving.host import PolicyHost
+from serving_gym.runners.serving.host import Answer
 from serving_gym.runners.serving.wire import state_from_json
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-LOOPBACK = "127.0.0.1"
+    from serving_gym.runners.serving.service import PolicyService
 
 
-class PolicyServer:
-    """The server.
+class HttpListener:
+    """The HTTP server.
 
     Args:
-        host: Host of the policy.
-        port: Port to listen on; 0: any free port.
+        service: The policy.
         address: Address to listen on.
+        port: Port to listen on; 0: any free port.
     """
 
-    def __init__(self, host: PolicyHost, port: int = 0, address: str = LOOPBACK) -> None:
-        self.host, self.port, self.address = host, port, address
+    environments = ("routing",)
+    default_port = 8300
+
+    def __init__(self, service: PolicyService, address: str, port: int) -> None:
+        self.service, self.address, self.port = service, address, port
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> str:
@@ -62,7 +64,7 @@ class PolicyServer:
 
         try:
             body = await _object(request)
-            spec = self.host.spec
+            spec = self.service.host.spec
             state = state_from_json(body.get("state"), len(spec.fleet), spec.slos)  # type: ignore[arg-type]
             if state.request is None:
                 raise ValueError("state.request is null: there is nothing to decide")
@@ -71,7 +73,7 @@ class PolicyServer:
                 raise ValueError(f"chosen must be a place or null, got {chosen!r}")
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=400)
-        return web.json_response(dataclasses.asdict(self.host.ask(state, chosen)))
+        return web.json_response(_plain(await self.service.decide(state, chosen)))
 
     async def _reset(self, request: web.Request) -> web.Response:
         from aiohttp import web
@@ -82,13 +84,25 @@ class PolicyServer:
                 raise ValueError(f"seed must be a whole number from 0 on, got {seed!r}")
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=400)
-        self.host.reset(seed)
-        return web.json_response(self.host.status())
+        self.service.host.reset(seed)
+        return web.json_response(self.service.host.status())
 
     async def _status(self, request: web.Request) -> web.Response:
         from aiohttp import web
 
-        return web.json_response(self.host.status())
+        return web.json_response(self.service.host.status())
+
+
+def _plain(answer: Answer) -> dict[str, Any]:
+    """An answer in the wire form."""
+    return {
+        "action": answer.action,
+        "applies": answer.applies,
+        "us": answer.us,
+        "error": answer.error,
+        "place": answer.place,
+        "priority": answer.priority,
+    }
 
 
 async def _object(request: web.Request) -> dict[str, Any]:

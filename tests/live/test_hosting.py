@@ -14,13 +14,15 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from serving_gym.envs.routing.observation import StateEncoder
 from serving_gym.envs.routing.state import Dispatch
 from serving_gym.runners import serve
+from serving_gym.runners.configuration.compose import composed
+from serving_gym.runners.serving.config import ServeConfig
 from serving_gym.runners.serving.host import PolicyHost
-from serving_gym.runners.serving.server import PolicyServer
+from serving_gym.runners.serving.served import served_environment
+from serving_gym.runners.serving.server import HttpListener
+from serving_gym.runners.serving.service import PolicyService
 from tests.baselines.routers.states import state_to_json
 from tests.defaults import make_env
 
@@ -55,8 +57,11 @@ def env():
 
 
 def host_of(env, policy, **words):
-    spec = env.policy_spec
-    return PolicyHost(policy, spec, StateEncoder(spec.fleet, spec.slos, env.config.scales, 3), **words)
+    return PolicyHost(policy, served_environment("routing", env), **words)
+
+
+def service_of(*words):
+    return PolicyService.of(composed("serve", ServeConfig, ["env=routing", GROUPS, *words]))
 
 
 def test_answers_and_what_they_are_for(env):
@@ -94,7 +99,7 @@ def test_whatever_a_policy_does_an_answer_comes(env, action):
 
 def test_over_http(env):
     async def talk():
-        server = PolicyServer(host_of(env, make_policy("jsq")))
+        server = HttpListener(service_of("policy=jsq"), "127.0.0.1", 0)
         url = await server.start()
         try:
             async with aiohttp.ClientSession() as client:
@@ -154,8 +159,11 @@ def test_the_command_serves_until_it_is_told_to_stop(env, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["env=dp_tp", "cluster=gpt_oss_120b_h200"], "cannot be served"),
-        (["env.admission=true"], "env.admission must be false"),
+        (["policy=flying_serving", "env=dp_tp", "cluster=gpt_oss_120b_h200"], "http cannot serve env=dp_tp"),
+        (["protocols=[htp]"], "unknown protocol 'htp'; did you mean 'http'?"),
+        (["protocols=[http,http]"], "must not name one twice"),
+        (["ports.htp=1"], "unknown key 'ports.htp'"),
+        (["ports.http=-1"], "ports.http must lie in [0, 65535], got -1"),
         (["mode=dark"], "unknown mode 'dark'"),
         (["address=0.0.0.0"], "is not a loopback address"),
         (["port=70000"], "port must lie in"),

@@ -212,7 +212,7 @@ class LiveDeploymentEnv(DrivesServers, DeploymentEnv):
     Args:
         fleet: The servers.
         control_within_s: Longest time a policy may take, s.
-        render_mode: `ansi`, `rgb_array` or None.
+        render_mode: `human`, `ansi`, `rgb_array` or None.
         config: As of `DeploymentEnv`.
 
     Raises:

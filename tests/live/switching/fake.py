@@ -47,7 +47,7 @@ class FakeSwitchingServer(FakeServer):
     async def _elsewhere(self, request: web.Request) -> web.StreamResponse:
         handlers = {
             "/v1/models": self._models, "/version": self._version, "/metrics": self._metrics,
-            "/v1/completions": self._completions,
+            "/v1/completions": self._completions, "/health": self._health,
         }  # fmt: skip
         return await handlers[request.path](request)
 
