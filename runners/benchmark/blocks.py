@@ -48,6 +48,7 @@ _AFTERWARDS = tuple(
         "comparison/statistics",
         "comparison/verdict",
         "reporting/figure_style",
+        "reporting/film",
         "reporting/plots",
         "reporting/tables",
         "reporting/trackers",

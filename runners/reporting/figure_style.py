@@ -12,17 +12,18 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MultipleLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MultipleLocator, NullFormatter
 
 from serving_gym.runners.configuration.schema import FIGURES
 from serving_gym.runners.reporting.output import write_atomically
 
 PNG, PDF = FIGURES
-# Okabe and Ito's colours, which colour-blind readers tell apart, and a grey; yellow is too light for lines, and black is
-# the agent's.
+# Okabe and Ito's colours, which colour-blind readers tell apart, and a grey; yellow is too light for lines, and black
+# is the agent's.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#767676")
 MARKS = ("s", "D", "^", "v", "P", "X", "*")
 _LONGEST_NAME = 30
+_SHORT_SCALE = 100.0  # largest over smallest value, below which a logarithmic scale has ticks between decades
 _TIME_UNITS = (
     (2 * 86_400.0, 86_400.0, "days"),
     (2 * 3600.0, 3600.0, "h"),
@@ -98,6 +99,20 @@ def bin_length_s(duration_s: float, most: int = 120) -> float:
         if duration_s / length <= most:
             return float(length)
     return math.ceil(duration_s / most / BIN_LENGTHS_S[-1]) * BIN_LENGTHS_S[-1]
+
+
+def log_ticks(axis: Any, values: Iterable[float]) -> None:
+    """Ticks of a logarithmic axis (`axes.xaxis` or `axes.yaxis`) as plain numbers, more of them where it is short.
+
+    Args:
+        axis: The axis.
+        values: Values that are drawn.
+    """
+    known = [value for value in values if value > 0 and math.isfinite(value)]
+    short_one = bool(known) and max(known) < _SHORT_SCALE * min(known)
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if short_one else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def clean(axis: Any) -> None:

@@ -18,6 +18,7 @@ from serving_gym.runners.reporting.figure_style import (
     Look,
     bin_length_s,
     clean,
+    log_ticks,
     looks_of,
     save,
     short,
@@ -162,6 +163,7 @@ def _scale(axis: Any, rows: Mapping[str, _Row], name: str, metric: Metric) -> No
     values = np.array([value for row in rows.values() for value in row.values(name)]) * metric.factor
     if values.size and values.min() > 0 and values.max() > _LOG_RATIO * values.min():
         axis.set_xscale("log")
+        log_ticks(axis.xaxis, values.tolist())
     else:
         axis.xaxis.set_major_locator(MaxNLocator(4))
 
@@ -284,6 +286,9 @@ def plot_timeline(
         _draw_p90(tpot, records.arrival_s, 1000.0 * records.tpot_s, edges, look)
     for axis, limits in ((ttft, {slo[0] for slo in slos_s}), (tpot, {1000.0 * slo[1] for slo in slos_s})):
         _draw_slos(axis, limits)
+    for axis in (ttft, tpot):
+        drawn = [height for line in axis.get_lines() for height in np.asarray(line.get_ydata(), float)]
+        log_ticks(axis.yaxis, drawn)
     _label(rate, "arrivals,\nrequests/s")
     _label(inside, "in the system,\nrequests\n(lower is better)")
     _label(ttft, "P90 TTFT, s\n(lower is better)")
