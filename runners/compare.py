@@ -12,7 +12,7 @@ both trainings and episodes.
 
 Writes `comparison.json` (see `runners.comparison.results`; null means infinite), `episodes.parquet`, and, unless
 `plots=false`, `intervals.png` and `timeline.png` (`figures=pdf`: each as a PDF too). `report=true` also writes
-`report.html` (see `runners.report`) and, for it, the requests and decisions of the seed on which a policy has its lowest
+`report.html` (see `runners.report`) and, for it, requests and decisions of the seed on which a policy has its lowest
 return. `benchmark=smoke|full|shift` runs every task of `configs/benchmark/task` instead and writes
 `TASK/comparison.json` and `benchmark.json` (see `runners.benchmark.benchmark`).
 """
