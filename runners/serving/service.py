@@ -84,8 +84,8 @@ class PolicyService:
             ValueError: The policy does not fit the environment, or cannot be served.
         """
         check_installed()
-        env: Any = config.environment.make().unwrapped
-        return cls(config, env, _host_of(config, env))
+        host = policy_host(config)
+        return cls(config, host.served.env, host)
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -258,7 +258,7 @@ class PolicyService:
             config = (
                 self.config if policy is None else replace(self.config, policy=_named(policy, self.config))
             )
-            host = await asyncio.to_thread(_host_of, config, config.environment.make().unwrapped)
+            host = await asyncio.to_thread(policy_host, config)
             await asyncio.to_thread(self._rehearse, host)
             worker = await self._started(config) if self.worker is not None else None
             old = self.worker
@@ -306,8 +306,18 @@ class PolicyService:
 
 
 def policy_host(config: ServeConfig) -> PolicyHost:
-    """Builds the policy and its host for the environment's setting, in this process."""
-    return _host_of(config, config.environment.make().unwrapped)
+    """Builds the policy and its host for the environment's setting, in this process.
+
+    Raises:
+        ValueError: The policy does not fit the environment, or looks at the future.
+    """
+    policy = load_policy(config.policy, config.env["name"])
+    _check_known(policy)
+    env: Any = config.environment.make().unwrapped
+    check_spaces(policy, env)
+    served = served_environment(config.env["name"], env, config.max_rows)
+    ranges = training_ranges(config.policy)
+    return PolicyHost(policy, served, config.mode, config.share, config.seed, ranges)
 
 
 def rehearsed_host(config: ServeConfig) -> PolicyHost:
@@ -316,15 +326,6 @@ def rehearsed_host(config: ServeConfig) -> PolicyHost:
     host.judge(host.served.first_state())
     host.reset(config.seed)
     return host
-
-
-def _host_of(config: ServeConfig, env: Any) -> PolicyHost:
-    policy = load_policy(config.policy, config.env["name"])
-    _check_known(policy)
-    check_spaces(policy, env)
-    served = served_environment(config.env["name"], env, config.max_rows)
-    ranges = training_ranges(config.policy)
-    return PolicyHost(policy, served, config.mode, config.share, config.seed, ranges)
 
 
 def _check_known(policy: Any) -> None:
