@@ -225,7 +225,9 @@ class PolicyWorker:
 def _work(pipe: Connection, make_host: MakeHost, parent: int) -> None:
     """Answers until the parent is gone."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the parent stops this process, and the kernel does if that is killed
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # the parent stops this process, and the kernel does if that is killed
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
