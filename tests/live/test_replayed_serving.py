@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
-from serving_gym.runners import replay
-from serving_gym.runners.configuration.compose import composed
+from serving_gym.runners import monitor, replay
+from serving_gym.runners.configuration.compose import compose_words, composed
 from serving_gym.runners.replaying.log import Assignment
 from serving_gym.runners.serving.config import ServeConfig
 from serving_gym.runners.serving.service import PolicyService
+from tests.live.fake_server import FakeServer
 
 ROUTING = ["env=routing", "cluster=fleet_h100_x4", "workload.num_requests=240", "workload.rate_scale=4"]
 SHARE = 0.5
@@ -69,6 +71,24 @@ def test_a_canary_of_the_routing_policy(tmp_path: Path) -> None:
     assert policies["jsq"]["gain"]["ips"] is not None
     assert found["twin"]["policies"]["jsq"]["value"] > 0
     assert "compared with the logged places" in found["twin"]["described"]
+
+
+def test_the_monitor_estimates_the_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    serve(tmp_path, [*ROUTING, "policy=jsq", "mode=canary"], 240)
+    with FakeServer() as server:
+        words = [server.url, f"log={tmp_path}", "once=true", "interval_s=0.2", f"out={tmp_path / 'watched'}"]
+        assert monitor.main(words) == 2
+        assert "has no configuration of runners.serve" in capsys.readouterr().err
+        config = compose_words(
+            "serve", ServeConfig, [*ROUTING, "policy=jsq", "mode=canary", f"share={SHARE}"]
+        )
+        config.out = "unused"
+        (tmp_path / ".hydra" / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
+        assert monitor.main(words) == 0
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "Gain over the fallback rule (doubly robust, the newest 240 decisions" in said
+    summary = json.loads((tmp_path / "watched" / "summary.json").read_text())
+    assert summary["gain"]["policies"]["policy as served"]["over"]["policy"] == "fallback as served"
 
 
 def test_a_live_policy_rests_on_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
