@@ -143,6 +143,10 @@ class DrivesServers:
         """Records of every request that has arrived."""
         return self.fleet.results()
 
+    def client_health(self) -> ClientHealth:
+        """What the client itself has added to the present episode."""
+        return self.fleet.client_health()
+
     def record_requests(self, sink: Callable[[dict[str, Any]], None]) -> None:
         """Lets each request of the next episodes be told when it has ended."""
         self.fleet.record_requests(sink)

@@ -83,7 +83,8 @@ def manual_of(env_class: type) -> tuple[str, dict[str, str]]:
     titles, texts = rest[::2], rest[1::2]
     if tuple(titles) != SECTIONS:
         raise ValueError(
-            f"the docstring of {env_class.__name__} must have the sections {', '.join(SECTIONS)}; got {', '.join(titles)}"
+            f"the docstring of {env_class.__name__} must have the sections {', '.join(SECTIONS)}; "
+            f"got {', '.join(titles)}"
         )
     return re.sub(r" `Serving/[\w-]+`\.", "", lead, count=1), dict(zip(titles, texts, strict=True))
 
@@ -181,8 +182,8 @@ def arguments_text(name: str, config_class: type) -> str:
     return "\n\n".join(
         [
             table(["argument", "default", "meaning"], rows),
-            f"In Python these are keywords of `gymnasium.make`; commands take `env.ARGUMENT=VALUE`, and {shared} without "
-            f"`env.`. Their class is `{config_class.__module__}.{config_class.__name__}`.",
+            "In Python these are keywords of `gymnasium.make`; commands take `env.ARGUMENT=VALUE`, and "
+            f"{shared} without `env.`. Their class is `{config_class.__module__}.{config_class.__name__}`.",
         ]
     )
 

@@ -114,8 +114,8 @@ def reference_pages() -> dict[str, str]:
         "configuration/environments.md": schemas.page(
             "configuration/environments.md",
             "Parts of environments",
-            "Fields of an environment itself are on its page. `objective.NAME=VALUE`, `env.randomise.NAME=VALUE` and so "
-            "on set what is here.",
+            "Fields of an environment itself are on its page. `objective.NAME=VALUE`, `env.randomise.NAME=VALUE` and "
+            "so on set what is here.",
             [
                 Objective,
                 *(
@@ -131,7 +131,7 @@ def reference_pages() -> dict[str, str]:
         "configuration/clusters.md": schemas.page(
             "configuration/clusters.md",
             "Clusters",
-            "`cluster=FILE` chooses, `cluster.FIELD=VALUE` sets. A file says which of these four it is in its `defaults`: "
+            "`cluster=FILE` chooses, `cluster.FIELD=VALUE` sets. A file says in its `defaults` which of these it is: "
             + ", ".join(f"`{name}` (`{cls.__name__}`)" for name, cls in CLUSTERS.items())
             + ".",
             CLUSTERS.values(),
