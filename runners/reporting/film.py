@@ -36,7 +36,7 @@ Pixels = NDArray[np.uint8]
 
 _STRIP = 24.0  # height of the policy's name above its pictures, logical units
 _LAST_S = 2.0  # for which the last picture stays
-_SHADES = (1.0, 0.75, 0.5, 0.25)  # of the colours of texts and lines on white
+_SHADES = (1.0, 0.75, 0.5, 0.25)  # of the colours of texts, which are smoothed on white
 _FEWEST = 10  # pictures below which no more are left out
 
 
@@ -139,14 +139,15 @@ def _palette() -> Image:
     """An image with the colours of pictures and their shades on white, so that all frames share one palette."""
     from PIL import Image, ImageColor
 
-    colours = (BLACK, GREY, BLUE, VERMILION, WAITING_TEXT, GREEN, ORANGE, SKY, PURPLE, PALE, FAINT, WHITE)
-    entries = dict.fromkeys(
+    written = (BLACK, GREY, BLUE, VERMILION, WAITING_TEXT)
+    filled = [ImageColor.getrgb(colour)[:3] for colour in (WHITE, GREEN, ORANGE, SKY, PURPLE, PALE, FAINT)]
+    shades = [
         tuple(round(255 + shade * (part - 255)) for part in ImageColor.getrgb(colour)[:3])
-        for colour in colours
+        for colour in written
         for shade in _SHADES
-    )
+    ]
     image = Image.new("P", (1, 1))
-    image.putpalette(list(chain.from_iterable(entries)))
+    image.putpalette(list(chain.from_iterable([*filled, *shades])))
     return image
 
 
