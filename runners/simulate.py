@@ -5,16 +5,17 @@
     python -m runners.simulate workload=azure_conv_fitted backend=vllm backend.endpoints=[http://127.0.0.1:8000]
 
 Writes `summary.json`, `requests.parquet` and, unless `requests_json=false`, `requests.json` (keys of
-`vllm bench serve --save-detailed`).
+`vllm bench serve --save-detailed`). `report=true` also writes `report.html` (see `runners.report`).
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,10 +32,13 @@ from serving_gym.envs.workload.schema import Workload
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.configuration.clusters import check_unattended, cluster_of, num_engines, simulator_of
 from serving_gym.runners.configuration.schema import SimulateConfig
+from serving_gym.runners.html.report import write_report
 from serving_gym.runners.reporting.engine_lines import say_engines
 from serving_gym.runners.reporting.idle_time import skipped_s, whole_records, whole_usage
+from serving_gym.runners.reporting.line_writer import LineWriter
 from serving_gym.runners.reporting.output import write_atomically, write_json, write_json_columns
 from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reporting.records import REQUESTS
 from serving_gym.runners.reporting.tables import (
     LENGTH_METRICS,
     SESSION_METRICS,
@@ -44,7 +48,11 @@ from serving_gym.runners.reporting.tables import (
 )
 from serving_gym.runners.reporting.trace_lines import say_traces
 
+if TYPE_CHECKING:
+    from serving_gym.envs.live.backend import LiveBackend
+
 _WARM_UP_REQUESTS = 8
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,7 @@ class Served:
         usage: GPU-hours, energy and cost, by name; empty on live servers.
         servers: Descriptions that live servers report of themselves.
         details: Lists that replace those of `RequestRecords.to_vllm_json`.
+        ended_by: What ended the run early, if anything did.
     """
 
     records: RequestRecords
@@ -68,6 +77,7 @@ class Served:
     usage: dict[str, float] = field(default_factory=dict)
     servers: list[dict[str, Any]] = field(default_factory=list)
     details: dict[str, list[Any]] = field(default_factory=dict)
+    ended_by: BaseException | None = None
 
 
 @command("simulate", SimulateConfig)
@@ -102,12 +112,24 @@ def main(config: SimulateConfig, out: Path) -> None:
         "router": cluster.router,
     }
     header |= {"backend": config.backend.name, "servers": served.servers}
+    header["classes"] = {name: {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s} for name, slo in slos.items()}
+    if served.ended_by is not None:
+        header["interrupted"] = type(served.ended_by).__name__
     write_json(out / "summary.json", {**header, **figures, "metrics": summary})
     title = f"{len(records):,} requests of {workload.name}, {served.engines} engines, {cluster.router}"
     of_length = [name for name in LENGTH_METRICS if summary[name]]
     names = (*figures, *SHOWN_METRICS[1:], *SESSION_METRICS, *of_length, *served.usage)
     print_summary(title, figures | summary, names)
+    if config.report:
+        print(f"Report in {write_report(out)}")
     print_results_in(out)
+    if served.ended_by is not None:
+        print(
+            f"kept: {len(records)} of {len(workload)} requests, as the run was interrupted, in {out}; "
+            "the same command serves all of them anew",
+            file=sys.stderr,
+        )
+        raise served.ended_by
 
 
 def serve_simulated(
@@ -150,9 +172,7 @@ def serve_live(
 
     begun = time.perf_counter()
     with live_backend(config.backend, cluster, tuple(slos.values()), out / "server") as backend:
-        backend.reset(workload)
-        with progress_bar(len(workload), "requests", "req") as bar:
-            backend.run_to_completion(config.limit_s, lambda done: bar.update(done - bar.n))
+        ended_by = _serve(backend, workload, config.limit_s, out)
         records = backend.results()
         duration_s = records.last_event_s if backend.idle else backend.now_s
         lag_s = backend.send_lag_s()
@@ -161,7 +181,36 @@ def serve_live(
             "send_lag_p99_s": float(np.percentile(lag_s, 99)) if lag_s.size else 0.0,
         }
         servers = [asdict(server) for server in backend.servers]
-        return Served(records, duration_s, figures, len(servers), {}, servers, backend.details())
+        details = backend.details()
+    (out / REQUESTS).unlink(missing_ok=True)  # which requests.parquet replaces
+    return Served(records, duration_s, figures, len(servers), {}, servers, details, ended_by)
+
+
+def _serve(
+    backend: LiveBackend, workload: Workload, limit_s: float | None, out: Path
+) -> BaseException | None:
+    """Serves a workload with a line in `requests.jsonl` for each request that ends; returns what ended it early.
+
+    Raises:
+        BaseException: What ended it before a request had arrived.
+    """
+
+    def on_failure(error: OSError) -> None:
+        _log.warning("cannot write to %s (%s): the run goes on", out, error.strerror or error)
+
+    lines = LineWriter(out / REQUESTS, on_failure)
+    backend.record_requests(lines.write)
+    try:
+        backend.reset(workload)
+        with progress_bar(len(workload), "requests", "req") as bar:
+            backend.run_to_completion(limit_s, lambda done: bar.update(done - bar.n))
+    except BaseException as error:
+        if not len(backend.results()):
+            raise
+        return error
+    finally:
+        lines.close()
+    return None
 
 
 def timed_run(

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
+from serving_gym.envs.base.features import Part
 from serving_gym.envs.base.lazy_observation import LazyObservation
 from serving_gym.envs.base.render import BaseRenderer
 from serving_gym.envs.base.validation import check_action, check_options, check_render_mode, check_running
@@ -29,6 +30,7 @@ class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
     """Base class of the scalar environments, simulated or on live servers.
 
     Attributes:
+        parts: The arrays of the observation, number by number; empty: they are not described.
         make_spaces: Returns the observation and the action space of an episode.
         renderer_class: Draws episodes.
         commands: Classes of the commands that `step` takes besides actions of the action space and None.
@@ -38,6 +40,7 @@ class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["human", "ansi", "rgb_array"], "render_fps": 10}
+    parts: ClassVar[tuple[Part, ...]] = ()
     make_spaces: ClassVar[Any]
     renderer_class: ClassVar[type[BaseRenderer[Any]]]
     commands: ClassVar[tuple[type, ...]] = ()

@@ -58,6 +58,9 @@ class RequestRecords:
         turn: (N,), its place in the session, from 0; None: the workload has no sessions.
         reason: (N,), index into REASON_NAMES. Of a finished request it follows from its tokens: LENGTH where its answer
             was cut at `max_model_len`, else STOP; of another it is what is given, NO_REASON if left out.
+        error: (N,) str, what a live server or its connection failed with, empty if REASON_NAMES has the reason or there
+            is an answer; None: simulated.
+        send_lag_s: (N,), how much later than due the client had each request ready, seconds; None: simulated.
     """
 
     index: NDArray[np.int64]
@@ -77,6 +80,8 @@ class RequestRecords:
     session: NDArray[np.int32] | None = None
     turn: NDArray[np.int32] | None = None
     reason: NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
+    error: NDArray[np.object_] | None = None
+    send_lag_s: FloatArray | None = None
 
     def __post_init__(self) -> None:
         rows = np.size(self.index)
@@ -137,12 +142,13 @@ class RequestRecords:
         return np.where(self.finished, tpot, np.inf)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per request, with the names of outcome and reason."""
+        """One row per request, with the names of outcome and reason; of live failures the server's error."""
         import pandas as pd
 
         columns = self._columns()
         columns["outcome"] = np.array(OUTCOME_NAMES)[self.outcome]
-        columns["reason"] = np.array(REASON_NAMES)[self.reason]
+        columns["reason"] = np.array(self._reasons(), object)
+        columns.pop("error", None)
         return pd.DataFrame(columns)
 
     def to_parquet(self, path: str | Path) -> None:
@@ -193,8 +199,8 @@ class RequestRecords:
             "start_times": self.arrival_s.tolist(),
             "queue_times": self.queue_s.tolist(),
             "errors": [
-                "" if o == FINISHED else REASON_NAMES[r] or OUTCOME_NAMES[o]
-                for o, r in zip(self.outcome.tolist(), self.reason.tolist(), strict=True)
+                "" if o == FINISHED else reason or OUTCOME_NAMES[o]
+                for o, reason in zip(self.outcome.tolist(), self._reasons(), strict=True)
             ],
             "finish_reasons": [
                 REASON_NAMES[r] if d else "" for d, r in zip(done.tolist(), self.reason.tolist(), strict=True)
@@ -206,6 +212,13 @@ class RequestRecords:
         """Time of the last arrival or token on record, seconds; 0 without requests."""
         times = (self.arrival_s, self.first_token_s, self.finish_s)
         return max((float(np.nanmax(t)) for t in times if not np.isnan(t).all()), default=0.0)
+
+    def _reasons(self) -> list[str]:
+        """Why each request ended so, in words."""
+        named = [REASON_NAMES[code] for code in self.reason.tolist()]
+        return (
+            named if self.error is None else [n or e for n, e in zip(named, self.error.tolist(), strict=True)]
+        )
 
     def _elapsed(self, event_s: FloatArray) -> FloatArray:
         return np.where(self.finished, event_s - self.arrival_s, np.inf)

@@ -16,12 +16,14 @@ from serving_gym.envs.interface.commands import Command, Receipt, SetLayout
 from serving_gym.envs.interface.layout import all_groups
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, ClusterState
+from serving_gym.envs.live.client_health import ClientHealth
 from serving_gym.envs.live.endpoints import check_endpoints
 from serving_gym.envs.live.loop import LoopThread
 from serving_gym.envs.live.routers import Router
 from serving_gym.envs.live.servers import Server
 from serving_gym.envs.live.session import LiveSession
 from serving_gym.envs.live.settings import LiveSettings, lower_limit
+from serving_gym.envs.live.supervision import LocalServers
 
 if TYPE_CHECKING:
     from serving_gym.envs.interface.metrics import RequestRecords
@@ -63,11 +65,13 @@ class LiveBackend:
         self.layout = (1,) * spec.num_base
         self.refused_commands = 0
         self._triggered: list[int] = []
+        self._launched: LocalServers | None = None
         self._wake = threading.Event()
         self._groups = all_groups(spec.num_base, spec.max_group)
         limits = (spec.max_num_seqs,) * spec.num_base
         limited = replace(settings, max_model_len=lower_limit(settings.max_model_len, spec.max_model_len))
         self._session = LiveSession(limited, limits, spec.order, spec.router, self._on_arrival)
+        self._session.request_timeout_s = spec.request_timeout_s
         self._loop = LoopThread()
         try:
             self._loop.run(self._session.attach(urls))
@@ -100,6 +104,8 @@ class LiveBackend:
         )
         self.refused_commands = 0
         self._triggered.clear()
+        if self._launched is not None:
+            self._launched.await_all()
         self._loop.run(self._session.prepare(self.workload, self.slos))
         return self.observe()
 
@@ -185,6 +191,20 @@ class LiveBackend:
         sent_s = self._session.ledger.sent_s
         lag_s: NDArray[np.float64] = (sent_s - self._session.ledger.arrival_s)[~np.isnan(sent_s)]
         return lag_s
+
+    def record_requests(self, sink: Callable[[dict[str, Any]], None]) -> None:
+        """Lets each request of the next runs be told when it has ended (`Ledger.row`); in the loop's thread."""
+        self._session.on_record = sink
+
+    def attend_to(self, launched: LocalServers) -> None:
+        """Lets launched servers that hang be started again, and requests wait for those that are."""
+        self._launched = launched
+        self._session.on_hung = launched.kill_hung
+        self._session.server_is_coming = launched.coming
+
+    def client_health(self) -> ClientHealth:
+        """What the client itself has added to the present run: its lag, the machine's load, strangers."""
+        return self._loop.call(self._session.client_health)
 
     def close(self) -> None:
         """Drops requests in flight and disconnects from the servers."""

@@ -11,7 +11,7 @@ def check_endpoints(urls: Sequence[str], allow_remote: bool = False) -> tuple[st
     """The addresses without a trailing slash or `/v1`.
 
     Args:
-        urls: `http://HOST:PORT`, one per server.
+        urls: `http://HOST:PORT`, one per server, with a base path where there is one.
         allow_remote: whether hosts other than loopback are allowed.
 
     Raises:
@@ -28,12 +28,32 @@ def check_endpoints(urls: Sequence[str], allow_remote: bool = False) -> tuple[st
     return checked
 
 
+def check_no_credentials(url: str) -> None:
+    """Refuses an address with a user name, password or query, which would be written to every record.
+
+    Raises:
+        ValueError: it has one; the message has it not.
+    """
+    bare = url.partition("://")[2].partition("/")[0]
+    if "@" in bare:
+        raise ValueError(
+            f"backend.endpoints: an address on {bare.rpartition('@')[2]} has a user name or password; "
+            "use backend.access.api_key_env, or backend.access.headers={Authorization: $NAME}"
+        )
+    if "?" in url or "#" in url:
+        raise ValueError(
+            f"backend.endpoints: an address on {bare.partition('?')[0].partition('#')[0]} has a query or fragment; "
+            "write http://HOST:PORT, and a base path after it where there is one"
+        )
+
+
 def _checked(url: str, allow_remote: bool) -> str:
-    parts = urlsplit(url)
+    check_no_credentials(url)
     try:
-        port = parts.port
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else None)
     except ValueError:
-        port = None
+        parts, port = urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname or port is None:
         raise ValueError(f"backend.endpoints: {url!r} is not an address; write http://HOST:PORT")
     if not allow_remote and not is_loopback(parts.hostname):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from serving_gym.envs.live.http import AnswerError
+
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_MOST_BYTES = 1 << 20  # of one event
 
 
 class EventStream:
@@ -19,7 +22,11 @@ class EventStream:
         self._begun = False
 
     def feed(self, received: bytes) -> list[bytes]:
-        """Returns the data of the events that `received` completes."""
+        """Returns the data of the events that `received` completes.
+
+        Raises:
+            AnswerError: an event has more than a mebibyte.
+        """
         if self._after_cr and received.startswith(b"\n"):  # second half of a CR LF
             received = received[1:]
             self._after_cr = False
@@ -30,7 +37,23 @@ class EventStream:
         if lines and not self._begun:
             self._begun = True
             lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
-        return [event for line in lines if (event := self._take(line)) is not None]
+        events = [event for line in lines if (event := self._take(line)) is not None]
+        self._check_size()
+        return events
+
+    def finish(self) -> list[bytes]:
+        """Returns the data of an event that the end of the stream cuts off.
+
+        The standard drops it; some servers leave out the blank line after the last one, or its line end.
+        """
+        rest = self._take(self._rest) if self._rest else None
+        last = self._take(b"")
+        self._rest = b""
+        return [event for event in (rest, last) if event is not None]
+
+    def _check_size(self) -> None:
+        if len(self._rest) + sum(map(len, self._data)) > _MOST_BYTES:
+            raise AnswerError(f"an event has more than {_MOST_BYTES:,} bytes")
 
     def _take(self, line: bytes) -> bytes | None:
         """Takes a line; returns the data of the event that it ends, if it ends one with data."""

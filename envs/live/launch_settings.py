@@ -43,6 +43,9 @@ class LaunchSettings:
         async_scheduling: Whether it schedules asynchronously; None: vLLM's default.
         start_within_s: Longest time from start to first answer, seconds.
         stop_within_s: Time to shut down before it is killed, seconds.
+        hung_after_s: Longest time without an answer to `/health`, once it has answered, before it is killed and counts
+            as one that has died, seconds; 0: no limit.
+        log_iterations: Whether it logs each iteration, in a log without bound, as `runners.calibrate` reads it.
     """
 
     device: str = "cpu"
@@ -63,6 +66,8 @@ class LaunchSettings:
     async_scheduling: bool | None = None
     start_within_s: float = 240.0
     stop_within_s: float = 15.0
+    hung_after_s: float = 15.0
+    log_iterations: bool = False
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -111,10 +116,12 @@ class LaunchSettings:
             "--max-num-seqs", str(self.max_num_seqs),
             "--max-num-batched-tokens", str(self.max_num_batched_tokens),
             "--scheduling-policy", self.order,
-            "--no-enable-prefix-caching", "--enable-per-request-metrics", "--enable-logging-iteration-details",
+            "--no-enable-prefix-caching", "--enable-per-request-metrics",
             "--tensor-parallel-size", str(self.tp_size),
             "--pipeline-parallel-size", str(self.pp_size),
         ]  # fmt: skip
+        if self.log_iterations:
+            common.append("--enable-logging-iteration-details")
         if self.async_scheduling is not None:
             common.append("--async-scheduling" if self.async_scheduling else "--no-async-scheduling")
         pool = self.kv_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,7 @@ from serving_gym.envs.live.transitions import Slot, SlotState
 from serving_gym.envs.workload.schema import Workload
 
 LOOK_EVERY_S = 0.1
+_log = logging.getLogger(__name__)
 HELD = {  # state of a slot's machine; it is vacant in other states
     SlotState.STARTING: Held.STARTING,
     SlotState.CANARY: Held.STARTING,
@@ -40,7 +42,8 @@ class LaunchedRun(LiveRun):
     """Servers launched on this machine, some of them in service. A context manager, which stops all servers at the end.
 
     A server that dies is ejected at once, its requests without a token go to another, and it restarts after a delay
-    that doubles each time. Such restarts do not count as reconfigurations of the policy.
+    that doubles each time. One that hangs is killed and then counts as dead. Such restarts do not count as
+    reconfigurations of the policy.
 
     Args:
         slots: Server slots, all stopped.
@@ -70,10 +73,14 @@ class LaunchedRun(LiveRun):
         self.deaths = 0
         self.begun_s = float("nan")
         self._died_s: dict[int, float] = {}
-        self._owed: set[int] = set()  # slots whose servers have died and will be restarted
+        self._owed: dict[
+            int, float
+        ] = {}  # slots whose servers have died and will be restarted; since when, monotonic
         self._times_died = [0] * len(self.slots)
         self._known: dict[int, int | None] = {}  # process of each server that has been probed
         session.in_service = self.in_service
+        session.on_hung = self.kill_hung
+        session.server_is_coming = self.coming
         for number, slot in enumerate(self.slots):
             slot.in_flight = partial(self.in_flight, number)
         super().__init__(session)
@@ -132,9 +139,10 @@ class LaunchedRun(LiveRun):
         for number, slot in enumerate(self.slots):
             if slot.eject_if_dead():
                 self.deaths += 1
+                _log.warning("%s: %s", slot.server.url, slot.steps[-1].note)
                 self.on_death(number)
             elif number in self._owed and slot.state is SlotState.READY:
-                self._owed.discard(number)
+                del self._owed[number]
             elif number in self._owed and slot.state is SlotState.FAILED and slot.idle:
                 self._died_s.setdefault(number, now_s)
             if number in self._died_s:
@@ -145,6 +153,11 @@ class LaunchedRun(LiveRun):
                     slot.start()
         self._learn()
 
+    def kill_hung(self, number: int, reason: str) -> None:
+        """Kills a server in service that makes no progress; called in any thread."""
+        if self.in_service(number):
+            self.slots[number].server.kill(f"it hung ({reason}) and was killed")
+
     def on_death(self, number: int) -> None:
         """Called when a server in service has died."""
         self.bring_back(number)
@@ -152,12 +165,20 @@ class LaunchedRun(LiveRun):
     def give_up(self, number: int) -> None:
         """Cancels the restart of a server that has died."""
         self._died_s.pop(number, None)
-        self._owed.discard(number)
+        self._owed.pop(number, None)
 
     def bring_back(self, number: int) -> None:
         """Schedules the restart of a server that has died or failed to start."""
         self._died_s.setdefault(number, time.monotonic())
-        self._owed.add(number)
+        self._owed.setdefault(number, time.monotonic())
+
+    def coming(self) -> bool:
+        """Whether a server that has died is being restarted, and may still be up in time."""
+        now_s = time.monotonic()
+        return any(
+            now_s - since_s < self.slots[number].server.settings.start_within_s
+            for number, since_s in list(self._owed.items())
+        )
 
     def in_service(self, number: int) -> bool:
         """Whether a slot's server takes requests."""
@@ -227,13 +248,18 @@ class LaunchedRun(LiveRun):
         ]
 
     def close(self) -> None:
-        """Drops requests in flight and stops every server."""
-        super().close()
-        ending = [threading.Thread(target=slot.close) for slot in self.slots]
-        for thread in ending:
-            thread.start()
-        for thread in ending:
-            thread.join()
+        """Drops requests in flight and stops every server side by side; when interrupted, kills them at once."""
+        ending = [threading.Thread(target=slot.close, daemon=True) for slot in self.slots]
+        try:
+            super().close()
+            for thread in ending:
+                thread.start()
+            for thread in ending:
+                thread.join()
+        except BaseException:
+            for slot in self.slots:
+                slot.server.kill("interrupted")
+            raise
 
 
 def expected_server(url: str, settings: LaunchSettings) -> Server:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,16 +15,19 @@ from serving_gym.envs.interface.metrics import (
     ABANDONED,
     FAILED,
     FINISHED,
+    LENGTH,
     NO_REASON,
     OUTCOME_NAMES,
     PATIENCE,
     REASON_NAMES,
     REFUSED,
+    STOP,
     UNFINISHED,
     RequestRecords,
 )
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.interface.state import TOTALS
+from serving_gym.envs.live.http import clean
 from serving_gym.envs.workload.schema import Workload
 
 _COLUMN = {name: number for number, name in enumerate(TOTALS)}
@@ -70,8 +76,12 @@ class Ledger:
         answer_tokens: (N,), length of each answer: what the workload says, or less where a limit cuts it.
         max_output_tokens: (N,), what clients declare, likewise.
         arrival_s: (N,), when each request arrives, seconds; NaN until then where it waits for an answer.
+        send_lag_s: (N,), how much later than due the client had each request ready to be sent, seconds.
         order: rows that have arrived, in order of arrival.
+        on_end: called with the record of each request that has ended (`row`); None: nobody is.
     """
+
+    on_end: Callable[[dict[str, Any]], None] | None = None
 
     def __init__(self, workload: Workload, slos: tuple[SLO, ...], num_engines: int) -> None:
         rows = len(workload)
@@ -86,6 +96,7 @@ class Ledger:
         self.engines = [EngineLoad() for _ in range(num_engines)]
         self.engine = np.full(rows, -1, np.int32)
         self.sent_s = np.full(rows, np.nan)
+        self.send_lag_s = np.full(rows, np.nan)
         self.first_scheduled_s = np.full(rows, np.nan)
         self.first_token_s = np.full(rows, np.nan)
         self.finish_s = np.full(rows, np.nan)
@@ -111,10 +122,18 @@ class Ledger:
         """Rows that have arrived, in order of arrival, as an index."""
         return np.array(self.order, np.int64) if self.workload.has_sessions else slice(0, self.arrived)
 
-    def book_arrival(self, row: int, at_s: float | None = None) -> None:
-        """Records the arrival of a request; `at_s`: when, of one that has waited for an answer."""
+    def book_arrival(self, row: int, at_s: float | None = None, now_s: float | None = None) -> None:
+        """Records the arrival of a request.
+
+        Args:
+            row: of the workload.
+            at_s: when it was due, of one that has waited for an answer.
+            now_s: when the client had it ready to be sent; None: in time.
+        """
         if at_s is not None:
             self.arrival_s[row] = at_s
+        due_s = float(self.arrival_s[row])
+        self.send_lag_s[row] = 0.0 if now_s is None else max(now_s - due_s, 0.0)
         self.order.append(row)
         self._add(row, arrived=1, arrived_tokens=int(self.workload.input_tokens[row]))
 
@@ -154,11 +173,12 @@ class Ledger:
             scheduled_s = float(self.first_token_s[row]) - server_ttft_s
             self.first_scheduled_s[row] = max(scheduled_s, float(self.sent_s[row]))
         if reason:
-            self.book_loss(row, refused, reason, now_s)
-            return
-        self.finish_s[row] = self.end_s[row] = self.token_times[row][-1][1]
-        self.outcome[row] = FINISHED
-        self._book_finish(row)
+            self._book_loss(row, refused, reason, now_s)
+        else:
+            self.finish_s[row] = self.end_s[row] = self.token_times[row][-1][1]
+            self.outcome[row] = FINISHED
+            self._book_finish(row)
+        self._tell(row)
 
     def book_return(self, row: int, now_s: float) -> None:
         """Records that a request without a token has lost its engine and waits for another."""
@@ -167,11 +187,51 @@ class Ledger:
 
     def book_loss(self, row: int, refused: bool, reason: str, now_s: float) -> None:
         """Records that a request which is not in flight gets no complete answer; why, as in REASON_NAMES or else."""
+        self._book_loss(row, refused, reason, now_s)
+        self._tell(row)
+
+    def _book_loss(self, row: int, refused: bool, reason: str, now_s: float) -> None:
         self.end_s[row] = now_s
         gave_up = reason == REASON_NAMES[PATIENCE]
         self.outcome[row] = REFUSED if refused else ABANDONED if gave_up else FAILED
-        self.reasons[row] = reason
+        self.reasons[row] = clean(reason)
         self._add(row, refused=refused, failed=not refused)
+
+    def _tell(self, row: int) -> None:
+        if self.on_end is not None:
+            self.on_end(self.row(row))
+
+    def row(self, row: int) -> dict[str, Any]:
+        """The record of a request under the names of `RequestRecords.to_frame`; None: it did not happen."""
+        workload = self.workload
+        sessions = (
+            {} if workload.session_id is None else {"session": workload.session_id, "turn": workload.turn}
+        )
+        columns: dict[str, Any] = {
+            "arrival_s": self.arrival_s,
+            "input_tokens": workload.input_tokens,
+            "output_tokens": workload.output_tokens,
+            "class_id": workload.class_id,
+            "priority": workload.priority,
+            "first_scheduled_s": self.first_scheduled_s,
+            "first_token_s": self.first_token_s,
+            "finish_s": self.finish_s,
+            "generated_tokens": self.generated,
+            "engine": self.engine,
+            "send_lag_s": self.send_lag_s,
+            **sessions,
+        }
+        values = {name: column[row].item() for name, column in columns.items()}
+        whole = self.generated[row] >= workload.output_tokens[row]
+        ended = REASON_NAMES[STOP if whole else LENGTH]
+        return {
+            "index": row,
+            **{name: None if value != value else value for name, value in values.items()},
+            "preemptions": 0,
+            "cached_tokens": 0,
+            "outcome": OUTCOME_NAMES[self.outcome[row]],
+            "reason": ended if self.outcome[row] == FINISHED else self.reasons.get(row, ""),
+        }
 
     def latency_cost(self, now_s: float) -> float:
         """Sum over requests of TTFT / SLO + TPOT / SLO, accrued while they are in the system, as in simulation."""
@@ -207,12 +267,23 @@ class Ledger:
             session=None if self.workload.session_id is None else self.workload.session_id[rows],
             turn=None if self.workload.session_id is None else self.workload.turn[rows],
             reason=np.array([self._reason_code(row) for row in self.order], np.int8),
+            error=np.array([self._error(row) for row in self.order], object),
+            send_lag_s=self.send_lag_s[rows].copy(),
         )
 
     def _reason_code(self, row: int) -> int:
         """Index into REASON_NAMES of why a request has no complete answer; NO_REASON for others."""
         reason = self.reasons.get(row, "")
         return REASON_NAMES.index(reason) if reason in REASON_NAMES else NO_REASON
+
+    def _error(self, row: int) -> str:
+        """What else than a reason of REASON_NAMES a request failed for."""
+        reason = self.reasons.get(row, "")
+        return "" if reason in REASON_NAMES else reason
+
+    def failures(self) -> dict[str, int]:
+        """Number of requests that got no complete answer, by reason, the most frequent first."""
+        return dict(Counter(self.reasons[row] for row in self.reasons).most_common())
 
     def reason(self, row: int) -> str:
         """Why a request has no complete answer; empty if it has one."""

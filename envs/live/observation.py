@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.envs.interface.state import IN_FLIGHT_DTYPE, EngineStatus
-from serving_gym.envs.live.gauges import Gauges
+from serving_gym.envs.live.gauges import CacheConfig, Gauges
 from serving_gym.envs.live.ledger import EngineLoad, Ledger
 from serving_gym.envs.live.servers import Server
 
@@ -45,15 +45,29 @@ def split_requests(snapshot: Snapshot, load: EngineLoad, max_num_seqs: int) -> t
         max_num_seqs: most running requests.
     """
     gauges = snapshot.gauges
-    foreign = (
-        max(gauges.num_running + gauges.num_waiting - snapshot.in_flight_then, 0) if snapshot.fresh else 0
-    )
-    total = len(load.in_flight) + foreign
-    if not snapshot.fresh or (gauges.num_waiting == 0 and total <= max_num_seqs):
-        running = min(total, max_num_seqs)  # requests sent since then are assumed to fit in the batch
+    if not snapshot.fresh or gauges.num_running is None or gauges.num_waiting is None:
+        total = len(load.in_flight)
+        running = min(total, max_num_seqs)
+        return running, total - running
+    total = len(load.in_flight) + max(gauges.num_running + gauges.num_waiting - snapshot.in_flight_then, 0)
+    if gauges.num_waiting == 0 and total <= max_num_seqs:
+        running = total  # requests sent since then are assumed to fit in the batch
     else:
         running = min(max(gauges.num_running, load.decoding), total)
     return running, total - running
+
+
+def _used_blocks(gauges: Gauges, load: EngineLoad, cache: CacheConfig) -> int:
+    """KV blocks in use; of a server that does not tell, those of the client's own requests."""
+    if gauges.kv_usage_ratio is not None:
+        return round(gauges.kv_usage_ratio * cache.num_blocks)
+    own = -(-(load.pending_tokens + load.context_tokens) // cache.block_size)
+    return min(own, cache.num_blocks)
+
+
+def _since(now: int | None, then: int | None) -> int:
+    """How much a counter has risen; 0 where a server does not tell it, or has begun anew."""
+    return max(now - then, 0) if now is not None and then is not None else 0
 
 
 def fill_row(
@@ -61,6 +75,7 @@ def fill_row(
 ) -> None:
     """Fills the row of one engine.
 
+    What a server does not tell is counted from the client's own requests (preemptions: 0).
     `pending_prefill_tokens` are the whole prompts of requests without a first token; progress of a chunked prefill is
     not available. `busy_s` is the time with requests in flight.
 
@@ -80,12 +95,14 @@ def fill_row(
     row["num_waiting"] = waiting
     row["pending_prefill_tokens"] = load.pending_tokens
     row["context_tokens"] = load.context_tokens
-    row["kv_used_blocks"] = round(gauges.kv_usage_ratio * cache.num_blocks)
+    row["kv_used_blocks"] = _used_blocks(gauges, load, cache)
     row["kv_capacity_blocks"] = cache.num_blocks
     row["kv_capacity_tokens"] = cache.num_blocks * cache.block_size
-    row["preemptions"] = max(gauges.preemptions - base.preemptions, 0)
-    row["generated_tokens"] = max(load.generated_tokens, gauges.generation_tokens - base.generation_tokens)
-    row["prefilled_tokens"] = max(load.prefilled_tokens, gauges.prompt_tokens - base.prompt_tokens)
+    row["preemptions"] = _since(gauges.preemptions, base.preemptions)
+    row["generated_tokens"] = max(
+        load.generated_tokens, _since(gauges.generation_tokens, base.generation_tokens)
+    )
+    row["prefilled_tokens"] = max(load.prefilled_tokens, _since(gauges.prompt_tokens, base.prompt_tokens))
     row["busy_s"] = load.busy_until(now_s)
 
 

@@ -7,32 +7,47 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import Protocol
 
 import numpy as np
 
-from serving_gym.envs.interface.metrics import FINISHED, PATIENCE, REASON_NAMES, TOO_LONG
+from serving_gym.envs.interface.metrics import FINISHED, PATIENCE, REASON_NAMES, TIMEOUT, TOO_LONG
+from serving_gym.envs.live.http import HttpClient
 from serving_gym.envs.live.ledger import Ledger
 from serving_gym.envs.live.prompts import Prompts
 from serving_gym.envs.live.servers import Server
 from serving_gym.envs.live.stream import StreamEnd, completion_request, stream_completion
 from serving_gym.envs.live.turns import Turns
 
-if TYPE_CHECKING:
-    import aiohttp
-
 _POOL_INTERVAL_S = 0.05
+_FIRST_PAUSE_S = 0.1  # before a request is sent again to a server that has failed it; doubles each time
 _log = logging.getLogger(__name__)
-MOST_ATTEMPTS = 4  # most attempts to send a request, if servers are lost before its first token
+MOST_ATTEMPTS = 4  # most attempts to send a request, if servers fail before its first token
+
+
+class StreamWatch(Protocol):
+    """Told of what engines do with requests; times are monotonic seconds."""
+
+    def sent(self, engine: int) -> None:
+        """A request is about to be sent."""
+
+    def token(self, engine: int, at_s: float) -> None:
+        """A token has come."""
+
+    def ended(self, engine: int, end: StreamEnd) -> None:
+        """A stream has ended by itself."""
 
 
 class Replay:
     """One run of a workload over several servers. Runs in the loop's thread.
 
-    A client that has no token when its patience is over hangs up: its connection is closed.
+    A client that has no token when its patience is over hangs up: its connection is closed; so is that of a request
+    which has not ended `timeout_s` after its arrival. A request that a server
+    fails before its first token is sent to another one, or after a pause to the same, up to `MOST_ATTEMPTS` times.
 
     Args:
-        session: HTTP client.
+        client: HTTP client.
         servers: engines, by slot; entries are replaced when a server restarts.
         ledger: records of the run.
         prompts: texts of the requests.
@@ -40,19 +55,22 @@ class Replay:
             them.
         longest: longest request that a row's servers take, prompt and answer, tokens.
         send_priority: whether the servers' queues know priorities.
-        silence_s: longest time without data from a server, or without a server, before a request fails, seconds.
+        silence_s: longest time without a token, or without a server, before a request fails, seconds.
         server_is_coming: whether a server is starting, for which requests wait longer than that.
         on_arrival: called with each row that has arrived, after routing if there is a router; not for refused ones.
         on_return: called with each row that lost its engine before its first token; None: it is routed again.
-        on_unreachable: called with an engine that could not be reached, and the reason.
+        timeout_s: time from its arrival after which a request is ended, whatever it has, seconds; None: never.
+        watch: told of what engines do with requests.
+        has_other: whether another engine than those that have failed a row could take it now.
 
     Attributes:
+        tried: engines that have failed a row, by row; only rows that are still to be served.
         on_give_up: called with each row whose client hangs up while no engine has it.
     """
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        client: HttpClient,
         servers: Sequence[Server],
         ledger: Ledger,
         prompts: Prompts,
@@ -63,12 +81,15 @@ class Replay:
         server_is_coming: Callable[[], bool],
         on_arrival: Callable[[int], None],
         on_return: Callable[[int], None] | None,
-        on_unreachable: Callable[[int, str], None],
+        timeout_s: float | None,
+        watch: StreamWatch,
+        has_other: Callable[[int], bool],
     ) -> None:
-        self.session, self.servers, self.ledger, self.prompts = session, servers, ledger, prompts
+        self.client, self.servers, self.ledger, self.prompts = client, servers, ledger, prompts
         self.router, self.longest, self.server_is_coming = router, longest, server_is_coming
         self.send_priority, self.silence_s, self.on_arrival = send_priority, silence_s, on_arrival
-        self.on_return, self.on_unreachable = on_return, on_unreachable
+        self.on_return, self.watch, self.has_other = on_return, watch, has_other
+        self.timeout_s = timeout_s
         self.on_give_up: Callable[[int], None] = lambda row: None
         self.pool: deque[int] = deque()  # rows that no engine could take yet
         self.begun_s = float("nan")  # monotonic
@@ -77,10 +98,14 @@ class Replay:
         self._recalled: set[int] = set()  # rows whose streams are being cancelled to move to another engine
         self._bodies: dict[int, dict[str, object]] = {}  # of requests that no engine has
         self._attempts: dict[int, int] = {}  # how often a row has been sent
+        self.tried: dict[int, set[int]] = {}
+        self._pauses: dict[int, asyncio.TimerHandle] = {}  # of pooled rows that are not to be sent yet
         self._turns = Turns(ledger.workload)
         self._coming: set[asyncio.Task[None]] = set()  # turns whose delay runs
-        self._limits: dict[int, asyncio.TimerHandle] = {}  # the patience of clients that have no token
-        self._given_up: set[int] = set()  # rows whose streams are being cancelled as their clients hang up
+        self._limits: dict[
+            int, list[asyncio.TimerHandle]
+        ] = {}  # patience and timeout of rows that have not ended
+        self._ended: dict[int, int] = {}  # rows whose streams are being cancelled: PATIENCE or TIMEOUT
         self._tells_tokens = True  # whether servers answer with token ids, as far as is known
 
     @property
@@ -112,8 +137,8 @@ class Replay:
 
     async def abort(self) -> None:
         """Cancels every stream; the servers then free their resources."""
-        for limit in self._limits.values():
-            limit.cancel()
+        for timer in chain(self._pauses.values(), *self._limits.values()):
+            timer.cancel()
         tasks = (*self._coming, *self._streams.values())
         for task in tasks:
             task.cancel()
@@ -147,34 +172,48 @@ class Replay:
 
     def _arrive(self, row: int, at_s: float, body: dict[str, object] | None) -> None:
         self._turns.arrive(row)
-        self.ledger.book_arrival(row, at_s)
+        self.ledger.book_arrival(row, at_s, self.now_s)
         if body is None:
             self._lose(row, True, REASON_NAMES[TOO_LONG])
             return
-        self._limit_patience(row, at_s)
+        self._limit_time(row, at_s)
         self._bodies[row] = body
         if not self._route(row):
             self.pool.append(row)
         self.on_arrival(row)
 
-    def _limit_patience(self, row: int, at_s: float) -> None:
-        patience_s = self.ledger.workload.patience_s
-        if patience_s is not None and np.isfinite(patience_s[row]):
-            over_s = self.begun_s + at_s + float(patience_s[row])
-            loop = asyncio.get_running_loop()
-            self._limits[row] = loop.call_at(over_s - time.monotonic() + loop.time(), self._give_up, row)
+    def _limit_time(self, row: int, at_s: float) -> None:
+        """Sets the timers of a client's patience, and of the time after which a request is ended."""
+        patience_s, loop = self.ledger.workload.patience_s, asyncio.get_running_loop()
+        limits_s = {
+            PATIENCE: np.inf if patience_s is None else float(patience_s[row]),
+            TIMEOUT: np.inf if self.timeout_s is None else self.timeout_s,
+        }
+        ahead_s = self.begun_s + at_s - time.monotonic() + loop.time()
+        timers = [
+            loop.call_at(ahead_s + limit_s, self._give_up, row, reason)
+            for reason, limit_s in limits_s.items()
+            if np.isfinite(limit_s)
+        ]
+        if timers:
+            self._limits[row] = timers
 
-    def _give_up(self, row: int) -> None:
-        """The patience of a client is over: it hangs up if it has no token."""
-        self._limits.pop(row)
-        if row in self._streams and not self.ledger.generated[row]:
-            self._given_up.add(row)
-            self._streams[row].cancel()
+    def _give_up(self, row: int, reason: int) -> None:
+        """The patience of a client is over, and it hangs up if it has no token; or a request is ended."""
+        if row in self._streams:
+            if reason == TIMEOUT or not self.ledger.generated[row]:
+                self._ended[row] = reason
+                self._streams[row].cancel()
         elif row in self.pool:
-            self.pool.remove(row)
+            self._unpool(row)
             self._bodies.pop(row)
-            self._lose(row, False, REASON_NAMES[PATIENCE])
+            self._lose(row, False, REASON_NAMES[reason])
             self.on_give_up(row)
+
+    def _unpool(self, row: int) -> None:
+        self.pool.remove(row)
+        if (pause := self._pauses.pop(row, None)) is not None:
+            pause.cancel()
 
     def _lose(self, row: int, refused: bool, reason: str) -> None:
         """Books a request that no engine has as refused or failed."""
@@ -188,9 +227,9 @@ class Replay:
             row: the request.
             answer: its answer's tokens, where they are known.
         """
-        limit = self._limits.pop(row, None)
-        if limit is not None:
-            limit.cancel()
+        self.tried.pop(row, None)
+        for timer in self._limits.pop(row, ()):
+            timer.cancel()
         if self.ledger.outcome[row] != FINISHED:
             self._turns.unanswered(row)
             return
@@ -229,18 +268,19 @@ class Replay:
             engine: its engine.
             priority: instead of its own, where the servers know priorities.
         """
-        self.pool.remove(row)
+        self._unpool(row)
         if priority is not None and self.send_priority:
             self._bodies[row]["priority"] = priority
         self._send(row, engine)
 
     def drop(self, row: int, reason: str) -> None:
         """Refuses a pooled request."""
-        self.pool.remove(row)
+        self._unpool(row)
         self._bodies.pop(row)
         self._lose(row, True, reason)
 
     def _send(self, row: int, engine: int) -> None:
+        self.watch.sent(engine)
         self.ledger.book_sent(row, engine, self.now_s)
         self._attempts[row] = self._attempts.get(row, 0) + 1
         stream = asyncio.create_task(self._follow(row, engine, self._bodies.pop(row)))
@@ -256,25 +296,27 @@ class Replay:
     async def _follow(self, row: int, engine: int, body: dict[str, object]) -> None:
         server = self.servers[engine]
         end = StreamEnd(reason="aborted")
+
+        def book(tokens: int, at_s: float) -> None:
+            self.watch.token(engine, at_s)
+            self.ledger.book_tokens(row, tokens, at_s - self.begun_s)
+
         try:
             end = await stream_completion(
-                self.session,
-                server.url,
-                body | {"model": server.model},
-                lambda tokens, at_s: self.ledger.book_tokens(row, tokens, at_s - self.begun_s),
-                self.silence_s,
+                self.client, server.url, body | {"model": server.model}, book, self.silence_s
             )
+            self.watch.ended(engine, end)
         finally:
-            given_up, recalled = row in self._given_up, row in self._recalled
-            self._given_up.discard(row)
+            ended, recalled = self._ended.pop(row, None), row in self._recalled
             self._recalled.discard(row)
-            if given_up and not self.ledger.generated[row]:
-                self._end(row, StreamEnd(reason=REASON_NAMES[PATIENCE]))
-            elif recalled and not self.ledger.generated[row]:
+            waits = not self.ledger.generated[row]
+            if ended == TIMEOUT or (ended == PATIENCE and waits):
+                self._end(row, StreamEnd(reason=REASON_NAMES[ended]))
+            elif recalled and waits:
                 self._attempts[row] -= 1
                 self._take_back(row, body)
-            elif end.lost and not self.ledger.generated[row] and self._attempts[row] < MOST_ATTEMPTS:
-                self.on_unreachable(engine, end.reason)
+            elif end.lost and waits and self._attempts[row] < MOST_ATTEMPTS:
+                self.tried.setdefault(row, set()).add(engine)
                 self._take_back(row, body)
             else:
                 self._end(row, end)
@@ -299,17 +341,29 @@ class Replay:
         """Called when a request without a token has lost its server: it counts as not sent."""
         self.ledger.book_return(row, self.now_s)
         self._bodies[row] = body
-        if not self._route(row):
-            self.pool.append(row)
-            if self.on_return is not None:
-                self.on_return(row)
+        self.pool.append(row)
+        if row not in self.tried or self.has_other(row):
+            self._offer_again(row)
+            return
+        pause_s = _FIRST_PAUSE_S * 2.0 ** (self._attempts[row] - 1)
+        self._pauses[row] = asyncio.get_running_loop().call_later(pause_s, self._offer_again, row)
+
+    def _offer_again(self, row: int) -> None:
+        """Routes a pooled request, or has somebody decide about it."""
+        self._pauses.pop(row, None)
+        if self._route(row):
+            self.pool.remove(row)
+        elif self.on_return is not None:
+            self.on_return(row)
 
     async def _serve_pool(self) -> None:
         """Routes pooled requests again, in order; requests that have waited too long fail."""
         while True:
             await asyncio.sleep(_POOL_INTERVAL_S)
             for row in tuple(self.pool):
-                if row not in self.pool:  # its client has hung up
+                if (
+                    row not in self.pool or row in self._pauses
+                ):  # its client has hung up, or its time has not come
                     continue
                 waited_s = self.now_s - float(self.ledger.arrival_s[row])
                 if not self._route(row):

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.interface.metrics import UNFINISHED, RequestRecords
 from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.live.client_health import ClientHealth
 from serving_gym.envs.live.control import NoDecision
 from serving_gym.envs.live.ledger import Ledger
 from serving_gym.envs.live.loop import LoopThread
 from serving_gym.envs.live.servers import Server
 from serving_gym.envs.live.session import LiveSession
 from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.live.supervision import LocalServers
 from serving_gym.envs.workload.schema import Workload
 
 T = TypeVar("T")
@@ -38,6 +40,7 @@ class LiveRun:
 
     def __init__(self, session: LiveSession) -> None:
         self._session = session
+        self._launched: LocalServers | None = None
         self._loop = LoopThread()
 
     @property
@@ -86,6 +89,24 @@ class LiveRun:
 
         return self.ask_ledger(count)
 
+    def record_requests(self, sink: Callable[[dict[str, Any]], None]) -> None:
+        """Lets each request of the next runs be told when it has ended (`Ledger.row`); in the loop's thread."""
+        self._session.on_record = sink
+
+    def attend_to(self, launched: LocalServers) -> None:
+        """Lets launched servers that hang be started again, and requests wait for those that are."""
+        self._launched = launched
+        self._session.on_hung = launched.kill_hung
+        self._session.server_is_coming = launched.coming
+
+    def end_requests_after(self, timeout_s: float | None) -> None:
+        """Ends requests of later runs some time after their arrival, whatever they have, seconds; None: never."""
+        self._session.request_timeout_s = timeout_s
+
+    def client_health(self) -> ClientHealth:
+        """What the client itself has added to the present run: its lag, the machine's load, overrides, strangers."""
+        return self._loop.call(self._session.client_health)
+
     def close(self) -> None:
         """Drops requests in flight and disconnects from the servers."""
         if self._loop.alive:
@@ -121,6 +142,14 @@ class DrivesServers:
     def records(self) -> RequestRecords:
         """Records of every request that has arrived."""
         return self.fleet.results()
+
+    def client_health(self) -> ClientHealth:
+        """What the client itself has added to the present episode."""
+        return self.fleet.client_health()
+
+    def record_requests(self, sink: Callable[[dict[str, Any]], None]) -> None:
+        """Lets each request of the next episodes be told when it has ended."""
+        self.fleet.record_requests(sink)
 
     def close(self) -> None:
         """Disconnects from the servers; servers launched for the environment are stopped."""

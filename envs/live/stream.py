@@ -10,15 +10,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from serving_gym.envs.live.events import EventStream
+from serving_gym.envs.live.http import (
+    MOST_TEXT,
+    AnswerError,
+    HttpClient,
+    check_encoding,
+    clean,
+    http_errors,
+    read_beginning,
+    redirect_reason,
+    why,
+)
 
 if TYPE_CHECKING:
     import aiohttp
 
 _DONE = b"[DONE]"
-_LENGTH = "length"  # vLLM's finish reason of an answer that has reached `max_tokens` or `max_model_len`
-_NO_ROOM = (429, 502, 503, 504)
+_LENGTH = "length"  # finish reason of an answer that has reached `max_tokens` or `max_model_len`
+_FULL = (429, 503)  # the server has no room: a request that is tried in vain has been refused
 _SLACK = 1.1  # tolerance of the silence limit
-_MOST_TEXT = 200  # characters of a server's response quoted in a reason
+_MOST_TOKEN_ID = 1 << 31
+_MOST_TTFT_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +38,13 @@ class StreamEnd:
     """How a stream ended.
 
     Attributes:
-        refused: The server refused the request (an HTTP status before any token).
-        lost: The server was unreachable, disconnected, silent or overloaded: another server may serve the request.
+        refused: The server refused the request before any token.
+        lost: The server was unreachable, failed, disconnected, silent or overloaded: another may serve the request.
         reason: Why there is no complete answer; empty if there is one.
         server_ttft_s: Scheduling to first token by the server's own clock, seconds; None if not reported
             (`--enable-per-request-metrics`).
         token_ids: The answer's tokens, where they were asked for and the server tells them.
+        reached: Whether the server has answered at all.
     """
 
     refused: bool = False
@@ -39,6 +52,7 @@ class StreamEnd:
     reason: str = ""
     server_ttft_s: float | None = None
     token_ids: list[int] = field(default_factory=list)
+    reached: bool = True
 
 
 def completion_request(
@@ -75,7 +89,7 @@ def completion_request(
 
 
 async def stream_completion(
-    session: aiohttp.ClientSession,
+    client: HttpClient,
     url: str,
     body: dict[str, Any],
     on_tokens: Callable[[int, float], object],
@@ -84,67 +98,119 @@ async def stream_completion(
     """Sends a request and reads its stream to the end; never raises for errors of the server.
 
     Args:
-        session: HTTP client.
+        client: HTTP client.
         url: the server.
         body: from `completion_request`.
         on_tokens: called with the number of tokens so far and the monotonic time, whenever it grows.
-        silence_s: longest time without data before the server counts as hung, seconds.
+        silence_s: longest time without a token before the server counts as hung, seconds.
     """
-    import aiohttp
-
-    counted, wanted, finish_reason = 0, int(body["max_tokens"]), ""
-    token_ids: list[int] = []
-    server_ttft_s: float | None = None
-    unlimited = aiohttp.ClientTimeout(total=None)
+    answer = _Answer(int(body["max_tokens"]), on_tokens)
+    reached = False
     try:
         async with (
             asyncio.timeout(silence_s) as silence,
-            session.post(f"{url}/v1/completions", json=body, timeout=unlimited) as response,
+            client.post(url, "/v1/completions", body) as response,
         ):
+            reached = True
             if response.status != 200:
-                text = " ".join((await response.text())[:_MOST_TEXT].split())
-                full = response.status in _NO_ROOM
-                return StreamEnd(refused=True, lost=full, reason=f"HTTP {response.status}: {text}")
-            events = EventStream()
+                return await _refusal(response)
+            check_encoding(response)
             async for data in response.content.iter_any():
-                now_s = time.monotonic()
-                _put_off(silence, silence_s)
-                for payload in events.feed(data):
-                    if payload.strip() == _DONE:
-                        return _end(counted, wanted, finish_reason, server_ttft_s, token_ids)
-                    chunk = _read(payload)
-                    if chunk.error:
-                        return StreamEnd(reason=chunk.error)
-                    finish_reason = chunk.finish_reason or finish_reason
-                    token_ids += chunk.token_ids
-                    if chunk.tokens > counted:
-                        counted = chunk.tokens
-                        on_tokens(counted, now_s)
-                    if chunk.server_ttft_s is not None:
-                        server_ttft_s = chunk.server_ttft_s
+                if (end := answer.take(data)) is not None:
+                    return end
+                if answer.grew:
+                    _put_off(silence, silence_s)
+            if (end := answer.finish()) is not None:
+                return end
     except TimeoutError:
-        return StreamEnd(lost=True, reason=f"nothing came for {silence_s:g} s")
-    except (aiohttp.ClientError, OSError) as error:
-        return StreamEnd(lost=True, reason=f"{type(error).__name__}: {error}".rstrip(": "))
-    if finish_reason or counted == wanted:  # an orderly end without [DONE]
-        return _end(counted, wanted, finish_reason, server_ttft_s, token_ids)
-    return StreamEnd(lost=True, reason=f"the stream broke off after {counted} tokens")
+        return StreamEnd(lost=True, reason=f"no token came for {silence_s:g} s", reached=reached)
+    except AnswerError as error:
+        return StreamEnd(lost=True, reason=str(error))
+    except http_errors() as error:
+        return StreamEnd(lost=True, reason=why(error), reached=reached)
+    return StreamEnd(lost=True, reason=f"the stream broke off after {answer.counted} tokens")
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> StreamEnd:
+    """What becomes of a request that was answered with a status other than 200."""
+    status = response.status
+    if 300 <= status < 400:
+        return StreamEnd(lost=True, reason=redirect_reason(response))
+    reason = f"HTTP {status}: {await read_beginning(response)}".rstrip(": ")
+    if status >= 500 or status in (*_FULL, 408):
+        return StreamEnd(refused=status in _FULL, lost=True, reason=reason)
+    return StreamEnd(refused=True, reason=reason)
 
 
 def _put_off(silence: asyncio.Timeout, silence_s: float) -> None:
-    """Notes received data; the timer is reset only after a tenth of the silence limit, as a reset is expensive."""
+    """Notes a token; the timer is reset only after a tenth of the silence limit, as a reset is expensive."""
     now_s, latest_s = asyncio.get_running_loop().time(), silence.when()
     if latest_s is None or latest_s < now_s + silence_s:
         silence.reschedule(now_s + _SLACK * silence_s)
 
 
-def _end(
-    counted: int, wanted: int, finish_reason: str, server_ttft_s: float | None, token_ids: list[int]
-) -> StreamEnd:
-    """The end of a regular stream: complete with all tokens, or where the server's own limit cut it."""
-    if counted != wanted and not (finish_reason == _LENGTH and 0 < counted < wanted):
-        return StreamEnd(reason=f"{counted} tokens came where {wanted} were asked for")
-    return StreamEnd(server_ttft_s=server_ttft_s, token_ids=token_ids if len(token_ids) == counted else [])
+class _Answer:
+    """What has come of an answer.
+
+    Args:
+        wanted: Tokens that were asked for.
+        on_tokens: As of `stream_completion`.
+
+    Attributes:
+        counted: Tokens that have come.
+        grew: Whether the last bytes brought any.
+    """
+
+    def __init__(self, wanted: int, on_tokens: Callable[[int, float], object]) -> None:
+        self.wanted, self.on_tokens = wanted, on_tokens
+        self.counted, self.grew = 0, False
+        self._events = EventStream()
+        self._finish_reason = ""
+        self._token_ids: list[int] = []
+        self._server_ttft_s: float | None = None
+
+    def take(self, data: bytes) -> StreamEnd | None:
+        """Takes bytes of the stream; returns its end, if it has come.
+
+        Raises:
+            AnswerError: an event does not end.
+        """
+        now_s, self.grew = time.monotonic(), False
+        return self._take_events(self._events.feed(data), now_s)
+
+    def finish(self) -> StreamEnd | None:
+        """The connection has ended; returns the end, if it is an orderly one."""
+        end = self._take_events(self._events.finish(), time.monotonic())
+        if end is not None and not end.reason:
+            return end
+        if self._finish_reason or self.counted == self.wanted:  # without [DONE]
+            return self._end()
+        return None
+
+    def _take_events(self, events: list[bytes], now_s: float) -> StreamEnd | None:
+        for payload in events:
+            if payload == _DONE:
+                return self._end()
+            chunk = _read(payload, self.counted, self.wanted)
+            if chunk.error:
+                return StreamEnd(refused=chunk.refused, lost=not chunk.refused, reason=chunk.error)
+            self._finish_reason = chunk.finish_reason or self._finish_reason
+            self._token_ids += chunk.token_ids
+            if chunk.server_ttft_s is not None:
+                self._server_ttft_s = chunk.server_ttft_s
+            if chunk.tokens > self.counted:
+                self.counted, self.grew = chunk.tokens, True
+                self.on_tokens(self.counted, now_s)
+        return None
+
+    def _end(self) -> StreamEnd:
+        """The end of a regular stream: complete with all tokens, or where the server's own limit cut it."""
+        cut = self._finish_reason == _LENGTH and 0 < self.counted < self.wanted
+        if self.counted != self.wanted and not cut:
+            reason = f"{self.counted} tokens came where {self.wanted} were asked for"
+            return StreamEnd(lost=self.counted == 0, reason=reason)
+        known = self._token_ids if len(self._token_ids) == self.counted else []
+        return StreamEnd(server_ttft_s=self._server_ttft_s, token_ids=known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +223,7 @@ class _Chunk:
         token_ids: Tokens that are new, if asked for.
         server_ttft_s: The server's own measurement, in the last chunk.
         error: Error message.
+        refused: Whether the error is the request's, which no other server would take either.
     """
 
     tokens: int = 0
@@ -164,21 +231,68 @@ class _Chunk:
     token_ids: list[int] = field(default_factory=list)
     server_ttft_s: float | None = None
     error: str = ""
+    refused: bool = False
 
 
-def _read(payload: bytes) -> _Chunk:
+def _read(payload: bytes, counted: int, wanted: int) -> _Chunk:
+    """Reads an event.
+
+    A server that does not count tokens in every chunk (`continuous_usage_stats`) is taken to send one in each that has
+    text, or as many as it has ids.
+
+    Args:
+        payload: its data.
+        counted: tokens before it.
+        wanted: tokens asked for; more make it unreadable.
+    """
     try:
         chunk = json.loads(payload)
         if "error" in chunk or chunk.get("object") == "error":
-            return _Chunk(error=f"server error: {str(chunk.get('error', chunk))[:_MOST_TEXT]}")
-        usage, figures = chunk.get("usage") or {}, chunk.get("metrics") or {}
+            return _error(chunk)
         choice: dict[str, Any] = next(iter(chunk.get("choices") or ()), {})
-        ttft_ms = figures.get("time_to_first_token_ms")
+        token_ids = [_count(token, _MOST_TOKEN_ID) for token in choice.get("token_ids") or ()]
+        usage = chunk.get("usage") or {}
+        if "completion_tokens" in usage:
+            tokens = _count(usage["completion_tokens"], wanted)
+        else:
+            tokens = min(counted + (len(token_ids) or bool(choice.get("text"))), wanted)
         return _Chunk(
-            int(usage.get("completion_tokens", 0)),
-            str(choice.get("finish_reason") or ""),
-            [int(token) for token in choice.get("token_ids") or ()],
-            None if ttft_ms is None else float(ttft_ms) / 1e3,
+            tokens,
+            str(choice.get("finish_reason") or "")[:MOST_TEXT],
+            token_ids,
+            _ttft_s(chunk.get("metrics")),
         )
-    except (ValueError, TypeError, AttributeError) as error:
-        return _Chunk(error=f"unreadable answer: {type(error).__name__} {error}")
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+        text = clean(f"{type(error).__name__} {error}")
+        return _Chunk(error=f"unreadable answer: {text}")
+
+
+def _error(chunk: dict[str, Any]) -> _Chunk:
+    """Reads an error object in a stream.
+
+    OpenAI and vLLM send `{"error": {"message", "type", "code"}}`, in which vLLM's code is the HTTP status; SGLang and
+    older vLLM `{"object": "error", "message", "code"}`; others a text under `error`.
+    """
+    told = chunk.get("error", chunk)
+    code = told.get("code") if isinstance(told, dict) else None
+    refused = isinstance(code, int) and 400 <= code < 500 and code not in (408, 429)
+    return _Chunk(error=f"server error: {clean(str(told))}", refused=refused)
+
+
+def _count(value: object, most: int) -> int:
+    """A whole number from 0.
+
+    Raises:
+        ValueError: it is none, or too large.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise ValueError(f"{str(value)[:40]} is no whole number from 0 to {most}")
+    return value
+
+
+def _ttft_s(figures: object) -> float | None:
+    """The server's own time to first token, seconds; None where it tells none, or no time."""
+    told = figures.get("time_to_first_token_ms") if isinstance(figures, dict) else None
+    if isinstance(told, bool) or not isinstance(told, (int, float)):
+        return None
+    return told / 1e3 if 0 <= told < 1e3 * _MOST_TTFT_S else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -9,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving_gym.envs.live.launch_settings import LaunchSettings, shares_gpu
-from serving_gym.envs.live.launcher import LocalServer
+from serving_gym.envs.live.launcher import LocalServer, answers, stop_all
 
 _LOOK_EVERY_S = 0.25
+_log = logging.getLogger(__name__)
 FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
 
 
@@ -53,6 +55,9 @@ class LocalServers:
         self._begun_s: dict[int, float] = {}
         self._took_s: dict[int, float] = {}
         self.restarts: list[Restart] = []
+        self._down_s: dict[
+            int, float
+        ] = {}  # since when servers that are started again do not answer, monotonic
         self._ending = threading.Event()
         self._watch = threading.Thread(target=self._look_after, name="serving-gym-servers", daemon=True)
 
@@ -86,13 +91,36 @@ class LocalServers:
         """Time of each from its start to its first answer, s; servers on different slots start in parallel."""
         return [self._took_s[number] for number in sorted(self._took_s)]
 
+    def coming(self) -> bool:
+        """Whether a server that has ended is being started again, and may still be up in time."""
+        now_s = time.monotonic()
+        return any(
+            now_s - down_s < self.servers[number].settings.start_within_s
+            for number, down_s in list(self._down_s.items())
+        )
+
+    def await_all(self) -> None:
+        """Waits until every server answers that is being started again.
+
+        Raises:
+            ValueError: one does not come up in time.
+        """
+        while any(server.pid is None for server in self.servers) or self._down_s:
+            if self._down_s and not self.coming():
+                raise ValueError(f"{self.servers[min(self._down_s)].url} does not come up again")
+            time.sleep(_LOOK_EVERY_S)
+
+    def kill_hung(self, number: int, reason: str) -> None:
+        """Kills a server that makes no progress, which is then started again; called in any thread."""
+        if number not in self._down_s:
+            self.servers[number].kill(f"it hung ({reason}) and was killed")
+
     def stop(self) -> None:
         """Stops all servers."""
         self._ending.set()
         if self._watch.is_alive():
             self._watch.join()
-        for server in self.servers:
-            server.stop()
+        stop_all(self.servers)
 
     def _await(self, number: int) -> None:
         """Waits for a server's first answer, if it has not answered yet."""
@@ -107,11 +135,22 @@ class LocalServers:
             now_s = time.monotonic()
             for number, server in enumerate(self.servers):
                 if server.pid is not None:
+                    if number in self._down_s and answers(f"{server.url}/health"):
+                        del self._down_s[number]
                     continue
-                died_s.setdefault(number, now_s)
+                if number not in died_s:
+                    died_s[number] = now_s
+                    self._down_s.setdefault(number, now_s)
+                    _log.warning("%s: %s; it is started again", server.url, server.ending)
                 waited_s = now_s - died_s[number]
                 if waited_s >= min(self.back_off_s * 2 ** deaths[number], LONGEST_BACK_OFF_S):
-                    server.start()
+                    self._start_again(number)
                     deaths[number] += 1
                     del died_s[number]
                     self.restarts.append(Restart(number, now_s, waited_s))
+
+    def _start_again(self, number: int) -> None:
+        try:
+            self.servers[number].start()
+        except (ValueError, OSError) as error:
+            _log.warning("%s cannot be started again: %s", self.servers[number].url, error)

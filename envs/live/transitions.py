@@ -158,8 +158,9 @@ class Slot:
         """Notes that a server which should run has ended by itself; returns whether it has just been found so."""
         if self.state not in (SlotState.READY, SlotState.ASLEEP) or self.server.pid is not None:
             return False
-        self.server.stop()  # stops leftover child processes
-        self._enter(SlotState.FAILED, note="the server ended by itself")
+        note = self.server.ending
+        self.server.stop()
+        self._enter(SlotState.FAILED, note=note)
         return True
 
     @property

@@ -51,6 +51,10 @@ class BackendConfig(LiveSettings):
         slots: Cores or GPUs of each launched server; empty: the available ones in order.
         serves: Folder with the config.json of the model that launched servers serve; None: a tiny Llama.
         sleep_mode: Whether launched servers support sleep mode; on GPUs only.
+        log_iterations: Whether launched servers log each iteration, in a log without bound, as `runners.calibrate
+            traffic=` reads it.
+        policy_process: Whether policies decide in a process of their own, so that one that computes or hangs delays no
+            request (`runners.rollouts.policy_process`).
         control_within_s: Longest time that a policy which starts and stops servers may take, s; then all is left as it
             is.
         envelope: Safety limits of such a policy.
@@ -64,6 +68,8 @@ class BackendConfig(LiveSettings):
     slots: tuple[str, ...] = ()
     serves: str | None = None
     sleep_mode: bool = False
+    log_iterations: bool = False
+    policy_process: bool = True
     control_within_s: float = 10.0
     envelope: EnvelopeSettings = field(default_factory=EnvelopeSettings)
     deadlines: Deadlines = field(default_factory=Deadlines)
@@ -220,10 +226,16 @@ class EvaluateConfig(RunConfig):
         detailed: whether `requests.json` has every episode, not only the first.
         rivals: policies that are ranked with it with backend=both; None: four common baselines.
         repeats: runs of each episode on live servers with backend=both, to measure their variance.
+        log_states: whether to write the state of each decision, for `runners.replay`; in env=routing.
+        explore: share of random decisions, for `runners.replay`; in env=routing.
+        report: whether to write `report.html`.
     """
 
     policy: dict[str, Any]
     detailed: bool = False
+    log_states: bool = False
+    explore: float = 0.0
+    report: bool = False
     rivals: tuple[str, ...] | None = None
     repeats: int = 2
 
@@ -232,6 +244,11 @@ class EvaluateConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least("repeats", self.repeats, 1)
+        check_within(self, "[0, 1]", "explore")
+        if (self.log_states or self.explore) and (
+            self.env["name"] != "routing" or self.backend.name == "both"
+        ):
+            raise ValueError("log_states and explore need env=routing and one backend, simulator or vllm")
 
 
 @dataclass(frozen=True)
@@ -330,10 +347,12 @@ class CompareConfig(RunConfig):
         search: clairvoyant search as a reference.
         benchmark: a benchmark of many comparisons, which sets all other keys but `out`; None: one comparison.
         launcher: where episodes are run.
+        report: whether to write `report.html`, and the requests and decisions of the worst episodes for it.
     """
 
     policies: tuple[str, ...] | None = None
     plots: bool = True
+    report: bool = False
     figures: str = "png"
     disjoint: bool = False
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -424,11 +443,13 @@ class SimulateConfig:
         requests_json: whether to write `requests.json` in addition to `requests.parquet`.
         out: run directory.
         backend: the backend, simulator or live servers.
+        report: whether to write `report.html`.
     """
 
     workload: WorkloadSpec
     cluster: Any
     out: str
+    report: bool = False
     backend: BackendConfig = field(default_factory=BackendConfig)
     slos: dict[str, SLO] = field(default_factory=dict)
     router: str | None = None

@@ -70,6 +70,7 @@ class TrainConfig(RunConfig):
         resume: run directory of a training that was interrupted, or is to go on, on another workload if `env` and
             `workload` say so; None: a new one.
         launcher: where the episodes of the comparison at the end are run.
+        report: whether to write `report.html`.
         figures: `png`, or `pdf`: each figure also as a PDF.
     """
 
@@ -87,6 +88,7 @@ class TrainConfig(RunConfig):
     baselines: tuple[str, ...] | None = None
     resume: str | None = None
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    report: bool = False
     figures: str = "png"
 
     def __post_init__(self) -> None:

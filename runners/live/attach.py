@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +19,11 @@ from serving_gym.envs.deployment.live.fleet import DividedFleet
 from serving_gym.envs.deployment.live.platform import Platform
 from serving_gym.envs.dp_tp.live.env import LiveDPTPEnv
 from serving_gym.envs.interface.cluster import ClusterSpec
-from serving_gym.envs.interface.fleet import FleetConfig, ReplicaSpec
 from serving_gym.envs.interface.sharing import SharedModel
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.backend import LiveBackend
 from serving_gym.envs.live.launch_settings import LaunchSettings
-from serving_gym.envs.live.launcher import LocalServer, ending_on_sigterm
+from serving_gym.envs.live.launcher import LocalServer, ending_on_signals
 from serving_gym.envs.live.settings import lower_limit
 from serving_gym.envs.live.supervision import LocalServers
 from serving_gym.envs.live.tiny_model import LONGEST
@@ -35,12 +33,18 @@ from serving_gym.envs.machines.shared_nodes import SharingSpec
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.registration import env_config_class
 from serving_gym.envs.routing.live.env import LiveRoutingEnv
-from serving_gym.envs.routing.live.fleet import places_of
 from serving_gym.envs.sharing.episode import SharingEpisode
 from serving_gym.envs.sharing.live.env import LiveSharingEnv
 from serving_gym.envs.sharing.live.fleet import SharedFleet
 from serving_gym.envs.simulator.sharing.build import size_of
 from serving_gym.runners.configuration.schema import LIVE_BACKENDS, BackendConfig, RunConfig
+from serving_gym.runners.live.launching import (
+    common_settings,
+    fleet_launch_settings,
+    launch_settings,
+    slots_of,
+)
+from serving_gym.runners.live.settings_in_use import check_used
 from serving_gym.runners.live.switching import switching_env
 
 LiveEnv = LiveRoutingEnv | LiveDPTPEnv | LiveAutoscalingEnv | LiveDeploymentEnv | LiveSharingEnv
@@ -65,10 +69,18 @@ def live_backend(
         ValueError: a package is missing, a server cannot be started, or does not answer as vLLM does.
     """
     check_installed()
-    with ending_on_sigterm(), served(config, cluster, folder) as endpoints:
+    check_used(config, "")
+    with ending_on_signals(), contextlib.ExitStack() as stack:
+        launched = None
+        if config.launch:
+            launched = stack.enter_context(LocalServers([launch_settings(config, cluster)], folder))
+        endpoints = config.endpoints if launched is None else launched.urls
         spec = replace(cluster, num_gpus=len(endpoints) * cluster.base_width, max_group=1)
-        with LiveBackend(spec, slos, replace(config, endpoints=endpoints, launch=False)) as backend:
-            yield backend
+        backend = LiveBackend(spec, slos, replace(config, endpoints=endpoints, launch=False))
+        stack.enter_context(backend)
+        if launched is not None:
+            backend.attend_to(launched)
+        yield backend
 
 
 @contextlib.contextmanager
@@ -93,6 +105,7 @@ def configured_env(config: RunConfig, folder: Path) -> Iterator[gym.Env[Any, Any
 def live_env(config: RunConfig, folder: Path) -> Iterator[tuple[LiveEnv, LocalServers | None]]:
     """The environment on live servers, and the servers of a fleet that was launched for it."""
     check_installed()
+    check_used(config.backend, config.env["name"])
     if config.env["name"] == "dp_tp":
         with switching_env(config, folder) as node:
             yield node, None
@@ -102,7 +115,7 @@ def live_env(config: RunConfig, folder: Path) -> Iterator[tuple[LiveEnv, LocalSe
             yield env_of_slots, None
         return
     arguments, backend = config.environment.arguments, config.backend
-    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+    with ending_on_signals(), contextlib.ExitStack() as stack:
         launched = None
         if backend.launch:
             settings = fleet_launch_settings(backend, arguments["cluster"])
@@ -110,6 +123,8 @@ def live_env(config: RunConfig, folder: Path) -> Iterator[tuple[LiveEnv, LocalSe
         endpoints = backend.endpoints if launched is None else launched.urls
         env = LiveRoutingEnv(replace(backend, endpoints=endpoints, launch=False), **arguments)
         stack.callback(env.close)
+        if launched is not None:
+            env.fleet.attend_to(launched)
         yield env, launched
 
 
@@ -122,7 +137,7 @@ def _scaled_env(config: RunConfig, folder: Path) -> Iterator[LiveAutoscalingEnv]
     """
     arguments, backend = _launching_arguments(config)
     cluster = arguments["cluster"]
-    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+    with ending_on_signals(), contextlib.ExitStack() as stack:
         settings = fleet_launch_settings(backend, cluster)
         limits = [each.max_num_seqs for each in settings]
         slots = _slots(settings, backend, folder)
@@ -142,7 +157,7 @@ def _divided_env(config: RunConfig, folder: Path) -> Iterator[LiveDeploymentEnv]
     check_divided(cluster)
     platform = Platform(_replica_settings(backend, cluster), slots_of(backend, [1] * cluster.num_gpus))
     most = 2 * cluster.num_gpus
-    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+    with ending_on_signals(), contextlib.ExitStack() as stack:
         fleet = stack.enter_context(
             DividedFleet(
                 _slots([platform.base] * most, backend, folder, in_turn=False),
@@ -169,14 +184,12 @@ def _shared_env(config: RunConfig, folder: Path) -> Iterator[LiveSharingEnv]:
     nodes = slots_of(backend, [1] * cluster.num_nodes)
 
     def settings_of(model: SharedModel, node: int) -> LaunchSettings:
-        return LaunchSettings(
-            device=backend.device,
+        return replace(
+            common_settings(backend),
             slot=nodes[node],
             model=_folder_of(backend.serves, model.name),
             max_model_len=lower_limit(backend.max_model_len, model.max_tokens) or LONGEST,
             memory_utilization=cluster.memory_utilization,
-            sleep_mode=backend.sleep_mode,
-            python=backend.python,
             block_size=cluster.block_tokens,
             max_num_seqs=cluster.max_num_seqs,
         )
@@ -190,7 +203,7 @@ def _shared_env(config: RunConfig, folder: Path) -> Iterator[LiveSharingEnv]:
         stack.callback(fleet.close)
         return fleet
 
-    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+    with ending_on_signals(), contextlib.ExitStack() as stack:
         yield LiveSharingEnv(make_fleet, backend.control_within_s, **arguments)
 
 
@@ -204,12 +217,10 @@ def _folder_of(serves: str | None, model: str) -> str | None:
 
 def _replica_settings(config: BackendConfig, cluster: DeploymentSpec) -> LaunchSettings:
     """Launch settings of a replica on one GPU."""
-    settings = LaunchSettings(
-        device=config.device,
-        model=config.serves,
+    settings = replace(
+        common_settings(config),
         max_model_len=lower_limit(config.max_model_len, cluster.max_model_len) or LONGEST,
         memory_utilization=cluster.memory_utilization,
-        python=config.python,
         block_size=cluster.block_size,
         max_num_seqs=cluster.max_num_seqs,
         max_num_batched_tokens=cluster.max_num_batched_tokens,
@@ -257,110 +268,11 @@ def _slots(
     ]
 
 
-def fleet_launch_settings(config: BackendConfig, fleet: FleetConfig) -> list[LaunchSettings]:
-    """Launch settings of a server for each replica slot of a fleet.
-
-    Raises:
-        ValueError: the number of slots is not the number of replicas.
-    """
-    places = places_of(fleet)
-    slots = slots_of(config, [group.replica.tp_size for group in places])
-    return [
-        _launch_settings(config, fleet, group.replica, slot)
-        for group, slot in zip(places, slots, strict=True)
-    ]
-
-
-def slots_of(config: BackendConfig, widths: Sequence[int]) -> tuple[str, ...]:
-    """A slot for each server: the ones in the configuration, or cores or GPUs in order.
-
-    Args:
-        config: the `backend` group.
-        widths: ranks of each server, with a core or a GPU for each.
-
-    Raises:
-        ValueError: the number of slots is not the number of servers.
-    """
-    if config.slots:
-        if len(config.slots) != len(widths):
-            raise ValueError(
-                f"backend.slots must name a slot for each of {len(widths)} servers, got {len(config.slots)}"
-            )
-        return config.slots
-    ranks = iter(range(sum(widths)))
-    if config.device != "cpu":
-        return tuple(",".join(str(next(ranks)) for _ in range(width)) for width in widths)
-    cores = os.cpu_count() or 1
-    return tuple("|".join(str(next(ranks) % cores) for _ in range(width)) for width in widths)
-
-
-def _launch_settings(
-    config: BackendConfig, fleet: FleetConfig, replica: ReplicaSpec, slot: str
-) -> LaunchSettings:
-    settings = LaunchSettings(
-        device=config.device,
-        slot=slot,
-        model=config.serves,
-        tp_size=replica.tp_size,
-        max_model_len=lower_limit(config.max_model_len, fleet.limited(replica).max_model_len) or LONGEST,
-        memory_utilization=replica.memory_utilization,
-        sleep_mode=config.sleep_mode,
-        python=config.python,
-        block_size=replica.block_size,
-        max_num_seqs=replica.max_num_seqs,
-        max_num_batched_tokens=replica.max_num_batched_tokens,
-        order=fleet.order,
-        async_scheduling=fleet.async_scheduling,
-    )
-    _check_v1(fleet)
-    return settings if replica.kv_blocks is None else replace(settings, kv_blocks=replica.kv_blocks)
-
-
 _LAUNCHING: dict[str, Callable[[RunConfig, Path], contextlib.AbstractContextManager[LiveEnv]]] = {
     "autoscaling": _scaled_env,
     "deployment": _divided_env,
     "sharing": _shared_env,
 }
-
-
-@contextlib.contextmanager
-def served(config: BackendConfig, cluster: ClusterSpec, folder: Path) -> Iterator[tuple[str, ...]]:
-    """Addresses of the servers; a launched one has the cluster's scheduler settings."""
-    if not config.launch:
-        yield config.endpoints
-        return
-    with LocalServer(launch_settings(config, cluster), folder) as server:
-        yield (server.url,)
-
-
-def _check_v1(cluster: ClusterSpec | FleetConfig) -> None:
-    """Raises ValueError if servers that are launched could not schedule as their cluster says."""
-    if cluster.scheduler == "v0":
-        raise ValueError("cluster.scheduler=v0 needs backend.launch=false: servers that are launched have V1")
-
-
-def launch_settings(config: BackendConfig, cluster: ClusterSpec) -> LaunchSettings:
-    """Launch settings of a server that is an engine of `cluster`."""
-    _check_v1(cluster)
-    settings = LaunchSettings(
-        device=config.device,
-        slot=slots_of(replace(config, slots=config.slots[:1]), [cluster.base_width])[0],
-        model=config.serves,
-        tp_size=cluster.base_width,
-        memory_utilization=cluster.memory_utilization,
-        sleep_mode=config.sleep_mode,
-        python=config.python,
-        block_size=cluster.block_size,
-        max_num_seqs=cluster.max_num_seqs,
-        max_num_batched_tokens=cluster.max_num_batched_tokens,
-        order=cluster.order,
-        async_scheduling=cluster.async_scheduling,
-    )
-    longest = lower_limit(config.max_model_len, cluster.max_model_len)
-    if longest is not None:
-        settings = replace(settings, max_model_len=longest)
-    blocks = cluster.kv_blocks_override
-    return settings if blocks is None else replace(settings, kv_blocks=blocks)
 
 
 def check_installed() -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from serving_gym.envs.dp_tp.live.env import LiveDPTPEnv
 from serving_gym.envs.interface.cluster import ClusterSpec
-from serving_gym.envs.live.launcher import ending_on_sigterm
+from serving_gym.envs.live.launcher import ending_on_signals
 from serving_gym.envs.live.settings import lower_limit
+from serving_gym.envs.live.supervision import LocalServers
 from serving_gym.envs.live.switching.install import install
-from serving_gym.envs.live.switching.launch import SwitchingLaunchSettings, switching_server
+from serving_gym.envs.live.switching.launch import SwitchingLaunchSettings
 from serving_gym.envs.live.switching.plugin.routing import ROUTERS
+from serving_gym.envs.live.tiny_model import LONGEST
 from serving_gym.runners.configuration.schema import BackendConfig, RunConfig
+from serving_gym.runners.live.launching import common_settings, slots_of
 
 
 @contextlib.contextmanager
@@ -29,14 +32,16 @@ def switching_env(config: RunConfig, folder: Path) -> Iterator[LiveDPTPEnv]:
         ValueError: a server cannot be started, does not answer, or is not the cluster.
     """
     arguments = config.environment.arguments
-    with ending_on_sigterm(), contextlib.ExitStack() as stack:
-        backend = config.backend
+    with ending_on_signals(), contextlib.ExitStack() as stack:
+        backend, launched = config.backend, None
         if backend.launch:
             settings = switching_launch_settings(backend, arguments["cluster"], folder)
-            server = stack.enter_context(switching_server(settings, folder / "server"))
-            backend = replace(backend, endpoints=(server.url,), launch=False)
-        env = LiveDPTPEnv(backend, **arguments)
+            launched = stack.enter_context(LocalServers([settings], folder / "server"))
+            backend = replace(backend, endpoints=launched.urls, launch=False)
+        env = LiveDPTPEnv(backend, control_within_s=backend.control_within_s, **arguments)
         stack.callback(env.close)
+        if launched is not None:
+            env.core.backend.attend_to(launched)
         yield env
 
 
@@ -52,8 +57,16 @@ def switching_launch_settings(
         raise ValueError(
             f"cluster.router must be one of {', '.join(ROUTERS)} on a server that switches, got {cluster.router!r}"
         )
+    slots = slots_of(config, [1] * cluster.num_base)
+    common = common_settings(config)
     settings = SwitchingLaunchSettings(
-        python=config.python,
+        **{entry.name: getattr(common, entry.name) for entry in fields(common)},
+    )
+    settings = replace(
+        settings,
+        slot=("|" if config.device == "cpu" else ",").join(slots),
+        max_model_len=lower_limit(config.max_model_len, cluster.max_model_len) or LONGEST,
+        memory_utilization=cluster.memory_utilization,
         block_size=cluster.block_size,
         max_num_seqs=cluster.max_num_seqs,
         max_num_batched_tokens=cluster.max_num_batched_tokens,
@@ -62,8 +75,5 @@ def switching_launch_settings(
         router=cluster.router,
         site=str(install(folder / "site")),
     )
-    longest = lower_limit(config.max_model_len, cluster.max_model_len)
-    if longest is not None:
-        settings = replace(settings, max_model_len=longest)
     blocks = cluster.kv_blocks_override
     return settings if blocks is None else replace(settings, kv_blocks=blocks)

@@ -6,17 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from serving_gym.envs.live.http import HttpClient
 from serving_gym.envs.live.prompts import FIRST_TOKEN_ID
 from serving_gym.envs.live.servers import Server
 from serving_gym.envs.live.stream import completion_request, stream_completion
 from serving_gym.runners.measuring.loads import Load
-
-if TYPE_CHECKING:
-    import aiohttp
 
 _SILENCE_S = 120.0
 
@@ -39,7 +36,7 @@ class Driver:
         vocab_size: token ids lie below it.
     """
 
-    session: aiohttp.ClientSession
+    session: HttpClient
     server: Server
     vocab_size: int
     _rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))

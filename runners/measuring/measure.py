@@ -9,14 +9,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from serving_gym.calibration.coefficients import roofline_coefficients
 from serving_gym.calibration.hardware import GpuSpec
 from serving_gym.calibration.latency import LatencyModel
 from serving_gym.calibration.models import ModelSpec
 from serving_gym.calibration.profile import Profile
-from serving_gym.envs.live.servers import Server, open_client, probe
+from serving_gym.envs.live.http import HttpClient
+from serving_gym.envs.live.servers import Server, probe
 from serving_gym.runners.measuring.composition import ContradictionError, Step, steps_of
 from serving_gym.runners.measuring.drive import Driver
 from serving_gym.runners.measuring.fit import errors_of, fit_coefficients
@@ -24,9 +25,6 @@ from serving_gym.runners.measuring.front_end import Probe, fit_front_end, probe_
 from serving_gym.runners.measuring.intervals import Interval, intervals_of
 from serving_gym.runners.measuring.loads import Limits, Load, designed_loads, held_out
 from serving_gym.runners.measuring.log import IterationLog, check_log
-
-if TYPE_CHECKING:
-    import aiohttp
 
 METHOD = (
     "designed load on a running server; iterations from the stamps of its per-iteration log, batches and contexts "
@@ -89,7 +87,7 @@ async def measure(
         ValueError: no server answers, the log is not as needed, or the server loses a request.
     """
     begun_s = time.monotonic()
-    async with open_client() as session:
+    async with HttpClient() as session:
         server = await probe(session, url, model)
         known = limits(server)
         loads = designed_loads(known)
@@ -117,7 +115,7 @@ async def measure(
 
 @asynccontextmanager
 async def _loaded(
-    servers: Sequence[Server], session: aiohttp.ClientSession, vocab_size: int, loads: Sequence[Load]
+    servers: Sequence[Server], session: HttpClient, vocab_size: int, loads: Sequence[Load]
 ) -> AsyncIterator[None]:
     """Keeps servers busy with the designed load inside the block."""
 

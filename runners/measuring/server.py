@@ -11,13 +11,14 @@ from pathlib import Path
 from serving_gym.calibration.profile import Profile
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.live.endpoints import check_endpoints
-from serving_gym.envs.live.launcher import LocalServer, ending_on_sigterm
+from serving_gym.envs.live.launcher import LocalServer, ending_on_signals
 from serving_gym.envs.live.servers import Server
 from serving_gym.envs.live.supervision import LocalServers
 from serving_gym.envs.live.switching.client import SwitchingClient
 from serving_gym.envs.live.switching.launch import switching_server
 from serving_gym.envs.live.transitions import Slot, SlotState
-from serving_gym.runners.live.attach import check_installed, launch_settings, slots_of
+from serving_gym.runners.live.attach import check_installed
+from serving_gym.runners.live.launching import launch_settings, slots_of
 from serving_gym.runners.live.switching import switching_launch_settings
 from serving_gym.runners.measuring.config import CalibrateConfig
 from serving_gym.runners.measuring.loads import Limits, Load, designed_loads
@@ -41,7 +42,7 @@ def measure_live(config: CalibrateConfig, out: Path) -> None:
     check_installed()
     folder = out / "server"
     times: dict[str, float] = {}
-    with ending_on_sigterm(), _servers(config, folder) as (url, log, beside, slot):
+    with ending_on_signals(), _servers(config, folder) as (url, log, beside, slot):
         profile = _profile(config, _measured(config, url, log, beside), log)
         file = write_profile(profile, config, out)  # a transition that fails afterwards does not lose it
         if slot is not None and config.transitions:
@@ -64,7 +65,7 @@ def _servers(
         urls = check_endpoints(config.backend.endpoints, config.backend.allow_remote)
         yield urls[0], Path(config.log or ""), (), None
         return
-    settings = launch_settings(config.backend, config.cluster)
+    settings = replace(launch_settings(config.backend, config.cluster), log_iterations=True)
     widths = [config.cluster.base_width] * (1 + config.neighbours)
     own, *others = (replace(settings, slot=slot) for slot in slots_of(config.backend, widths))
     with LocalServers(others, folder / "beside") as beside:
@@ -84,7 +85,7 @@ def _switch_s(config: CalibrateConfig, folder: Path) -> float:
         config.cluster, num_gpus=config.switch_ranks, base_width=1, max_group=None, router="jsq"
     )
     settings = switching_launch_settings(config.backend, cluster, folder)
-    with ending_on_sigterm(), switching_server(settings, folder / "server") as server:
+    with ending_on_signals(), switching_server(settings, folder / "server") as server:
         return measure_switch(SwitchingClient(server.url), config.switch_ranks)
 
 

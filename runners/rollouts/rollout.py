@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from serving_gym.baselines.policy import period_of
 from serving_gym.envs.interface.metrics import RequestRecords, summarise
 from serving_gym.runners.comparison.references import class_slowdowns, engines_of
+from serving_gym.runners.rollouts.glance import EVERY_S, glance
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
@@ -65,7 +67,8 @@ class Episode:
         metrics: metrics by name: `return`, `reward/TERM` (before weighting), `gpu_hours`, `cost_usd` (rent of the
             machines that are kept, in environments that charge it), `commands_refused`, `slowdown/CLASS`
             (`runners.comparison.references.class_slowdowns`), and those of `envs.interface.metrics.summarise`.
-        decisions: one mapping per decision: time, action, why it was refused, reward and its terms.
+        decisions: one mapping per decision: time, action, why it was refused, reward and its terms; about once a second
+            also the cluster before it (`runners.rollouts.glance`).
         us_per_decision: mean decision time, microseconds; the first decision, which may include compilation,
             does not count.
         duration_s: length of the episode, seconds of simulated time.
@@ -102,7 +105,13 @@ class Episode:
         }
 
 
-def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | None = None) -> Episode:
+def run_episode(
+    env: gym.Env[Any, Any],
+    policy: Policy,
+    seed: int,
+    name: str | None = None,
+    on_decision: Callable[[dict[str, Any]], None] | None = None,
+) -> Episode:
     """Runs one episode to its end.
 
     Args:
@@ -110,19 +119,26 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
         policy: the policy.
         seed: of the episode and of the policy.
         name: name of the policy in results; None: its own name.
+        on_decision: called with each entry of `Episode.decisions` when its step has ended.
     """
     called = policy.name if name is None else name
     core: Any = env.unwrapped
     core.ask_every(period_of(policy))
     if hasattr(core, "rehearse"):  # on live servers, which run in real time
-        core.rehearse(policy, seed)
+        with getattr(policy, "unhurried", contextlib.nullcontext)():
+            core.rehearse(policy, seed)
     observation, _ = env.reset(seed=seed)
     policy.reset(core.policy_spec, seed)
     decisions: list[dict[str, Any]] = []
     thinking_s: list[float] = []
-    done = False
+    glance_s, done = 0.0, False
     while not done:
-        now_s, begun = core.state.now_s, time.perf_counter()
+        now_s = core.state.now_s
+        if now_s >= glance_s:
+            cluster, glance_s = {"cluster": glance(core.state)}, now_s + EVERY_S
+        else:
+            cluster = {}
+        begun = time.perf_counter()
         action = _decide(policy, observation, core)
         thinking_s.append(time.perf_counter() - begun)
         observation, reward, terminated, truncated, info = env.step(action)
@@ -137,9 +153,12 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
                 "refused": info["refused"],
                 "reward": float(reward),
                 "reward_terms": info["reward_terms"],
+                **cluster,
                 **_live_entries(info),
             }
         )
+        if on_decision is not None:
+            on_decision(decisions[-1])
     records: RequestRecords = core.records()
     duration_s = float(core.state.now_s)
     spec = core.policy_spec

@@ -35,6 +35,7 @@ class FakeLocalServer:
     server: FakeServer | None = None
     served: list[dict[str, object]] = field(default_factory=list)
     starts: int = 0
+    ending: str = "it ended by itself"
 
     def reserve(self) -> str:
         self.url = self.url or f"http://127.0.0.1:{_free_port()}"
@@ -53,6 +54,10 @@ class FakeLocalServer:
 
     def wait_until_ready(self) -> None:
         pass
+
+    def kill(self, reason: str) -> None:
+        self.ending = reason
+        self.stop()
 
     def stop(self) -> None:
         server, self.server = self.server, None

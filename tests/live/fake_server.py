@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import ssl
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 
 from aiohttp import web
 
-from serving_gym.envs.live.gauges import CACHE_CONFIG, NEEDED, RUNNING, WAITING
 from serving_gym.envs.live.loop import LoopThread
+from serving_gym.envs.live.metric_names import VLLM, usual_names
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+CACHE_CONFIG = VLLM.blocks
+NEEDED = tuple(usual_names(VLLM).values())
+RUNNING, WAITING, KV_USAGE = NEEDED[:3]
 
 
 @dataclass
@@ -42,6 +48,15 @@ class Behaviour:
         bytes_at_once: Bytes of a stream sent together; None: whole events.
         finish_reason: Of an answer.
         tells_tokens: Whether it tells the tokens of answers that is asked to.
+        counts_tokens: Whether every chunk says how many tokens there are.
+        frozen: Whether it answers nothing at all, as a process that is stopped.
+        stuck: Whether its engine stands still, while its pages answer.
+        chatter: Sent again and again once a stream has come to `hang_after`.
+        health_status: HTTP status of `/health`.
+        failures_left: Completions that it answers with `status`; None: all.
+        error_body: Body of such an answer, in place of JSON.
+        headers: Of such an answer.
+        api_key: Key without which it answers HTTP 401; empty: none is needed.
     """
 
     token_s: float = 0.002
@@ -67,6 +82,15 @@ class Behaviour:
     bytes_at_once: int | None = None
     finish_reason: str = "length"
     tells_tokens: bool = True
+    counts_tokens: bool = True
+    frozen: bool = False
+    stuck: bool = False
+    chatter: str = ""
+    health_status: int = 200
+    failures_left: int | None = None
+    error_body: bytes | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    api_key: str = ""
 
 
 def answer_of(body: dict[str, object]) -> list[int]:
@@ -83,12 +107,20 @@ class FakeServer:
         bodies: Requests it was sent.
         aborted: Streams whose client went away.
         port: Where it listens; 0: wherever there is room.
+        base: Path before all others.
+        page_path: Where its metrics are.
+        tls: Its certificate; None: it speaks plain HTTP.
+        seen: Headers of the requests that it was sent.
     """
 
     behaviour: Behaviour = field(default_factory=Behaviour)
     bodies: list[dict[str, object]] = field(default_factory=list)
     aborted: int = 0
     port: int = 0
+    base: str = ""
+    page_path: str = "/metrics"
+    tls: ssl.SSLContext | None = None
+    seen: list[dict[str, str]] = field(default_factory=list)
 
     def __enter__(self) -> FakeServer:
         self._counts = dict.fromkeys(NEEDED, 0.0)
@@ -104,20 +136,35 @@ class FakeServer:
 
     async def _start(self) -> None:
         self._slots = asyncio.Semaphore(self.behaviour.max_num_seqs)
-        app = web.Application()
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/version", self._version)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_post("/v1/completions", self._completions)
+        app = web.Application(middlewares=[self._gate])
+        app.router.add_get(f"{self.base}/health", self._health)
+        app.router.add_get(f"{self.base}/v1/models", self._models)
+        app.router.add_get(f"{self.base}/version", self._version)
+        app.router.add_get(f"{self.base}{self.page_path}", self._metrics)
+        app.router.add_post(f"{self.base}/v1/completions", self._completions)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True, ssl_context=self.tls)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        scheme = "http" if self.tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._runner.addresses[0][1]}{self.base}"
+
+    @web.middleware
+    async def _gate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self.seen.append(dict(request.headers))
+        await self._while_true("frozen")
+        key = self.behaviour.api_key
+        if key and request.headers.get("Authorization") != f"Bearer {key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
+
+    async def _while_true(self, *names: str) -> None:
+        """Waits until none of some states lasts."""
+        while any(getattr(self.behaviour, name) for name in names):
+            await asyncio.sleep(0.005)
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.Response()
+        return web.Response(status=self.behaviour.health_status)
 
     async def _models(self, request: web.Request) -> web.Response:
         entry = {"id": "tiny", "root": "folder/tiny", "max_model_len": self.behaviour.max_model_len}
@@ -138,8 +185,8 @@ class FakeServer:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
-        if self.behaviour.status != 200:
-            return web.json_response({"error": "the queue is full"}, status=self.behaviour.status)
+        if self.behaviour.status != 200 and self.behaviour.failures_left != 0:
+            return self._failure()
         asked = len(body["prompt"]) + int(body["max_tokens"])
         if asked > self.behaviour.max_model_len:
             error = f"maximum context length is {self.behaviour.max_model_len} tokens, you asked for {asked}"
@@ -160,11 +207,22 @@ class FakeServer:
         finally:
             self._counts[WAITING if waiting else RUNNING] -= 1
 
+    def _failure(self) -> web.Response:
+        if self.behaviour.failures_left is not None:
+            self.behaviour.failures_left -= 1
+        body = self.behaviour.error_body
+        return web.Response(
+            status=self.behaviour.status,
+            body=json.dumps({"error": "the queue is full"}).encode() if body is None else body,
+            headers=self.behaviour.headers,
+        )
+
     async def _stream(self, request: web.Request, body: dict[str, object]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         wanted = int(str(body["max_tokens"])) - self.behaviour.short_by
         await asyncio.sleep(self.behaviour.first_token_s)
+        await self._while_true("stuck")
         self._counts["vllm:prompt_tokens_total"] += len(body["prompt"])  # type: ignore[arg-type]
         sent, asked = 0, bool(body.get("return_token_ids")) and self.behaviour.tells_tokens
         answer = answer_of(body) if asked else []
@@ -175,11 +233,17 @@ class FakeServer:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
-            if sent == self.behaviour.hang_after:
-                await asyncio.sleep(60)
+            while sent == self.behaviour.hang_after:
+                await response.write(self.behaviour.chatter.encode())
+                await asyncio.sleep(0.01)
+            await self._while_true("frozen", "stuck")
             before, sent = sent, min(sent + self.behaviour.tokens_per_chunk, wanted)
-            choice = {"text": "", "token_ids": answer[before:sent] if asked else None}
-            await self._send(response, {"choices": [choice], "usage": {"completion_tokens": sent}})
+            choice = {
+                "text": "" if self.behaviour.counts_tokens else "word ",
+                "token_ids": answer[before:sent] if asked else None,
+            }
+            counted = {"usage": {"completion_tokens": sent}} if self.behaviour.counts_tokens else {}
+            await self._send(response, {"choices": [choice], **counted})
             await asyncio.sleep(self.behaviour.token_s)
         self._counts["vllm:generation_tokens_total"] += sent
         ended = {"text": "", "finish_reason": self.behaviour.finish_reason}

@@ -18,11 +18,11 @@ from serving_gym.envs.interface.metrics import (
 )
 from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.live.backend import LiveBackend
-from serving_gym.envs.live.gauges import KV_USAGE, RUNNING, MissingMetricError
 from serving_gym.envs.live.ledger import Ledger
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.workload.schema import Workload
 from tests.live.conftest import SLOS, MakeBackend, MakeServer, stream_of
+from tests.live.fake_server import KV_USAGE, RUNNING
 
 
 def test_every_request_is_served_with_its_exact_lengths(
@@ -93,9 +93,17 @@ def test_no_clock_before_the_first_advance(make_server: MakeServer, make_backend
     assert len(backend.results()) == 0
 
 
-def test_a_metric_that_is_missing_at_the_start(make_server: MakeServer, make_backend: MakeBackend) -> None:
-    with pytest.raises(MissingMetricError, match="has no vllm:kv_cache_usage_perc"):
-        make_backend(make_server(omit=(KV_USAGE,)))
+def test_a_quantity_that_a_server_does_not_tell_is_counted_by_the_client(
+    make_server: MakeServer, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server(omit=(KV_USAGE, RUNNING), token_s=0.5)
+    backend = make_backend(server)
+    (record,) = caplog.records
+    assert "counted by the client, as the server does not tell it: running, KV usage" in record.getMessage()
+    backend.reset(stream_of(3, gap_s=0.0))
+    backend.advance(0.2)
+    row = backend.observe().engines[0]
+    assert (row["num_running"], row["kv_used_blocks"]) == (3, -(-3 * 21 // 16))
 
 
 BROKEN_PAGES: dict[str, Callable[[str], str]] = {
@@ -201,7 +209,7 @@ def test_a_full_queue_refuses(make_server: MakeServer, make_backend: MakeBackend
     ("behaviour", "said"),
     [
         ({"break_after": 3}, ""),
-        ({"hang_after": 3}, "nothing came for 0.2 s"),
+        ({"hang_after": 3}, "no token came for 0.2 s"),
         ({"short_by": 2, "finish_reason": "stop"}, "4 tokens came where 6 were asked for"),
     ],
 )
@@ -225,6 +233,13 @@ def test_lost_answers_stay_in_the_records(
     [
         ("{", "unreadable answer: JSONDecodeError"),
         ("[1]", "unreadable answer: AttributeError"),
+        ('{"usage": {"completion_tokens": 1e999}}', "unreadable answer: ValueError inf is no whole number"),
+        (
+            '{"usage": {"completion_tokens": 7000000000}}',
+            "unreadable answer: ValueError 7000000000 is no whole",
+        ),
+        ('{"usage": {"completion_tokens": NaN}}', "unreadable answer: ValueError nan is no whole number"),
+        ("[" * 100_000, "unreadable answer: RecursionError"),
         ('{"error": {"message": "out of blocks"}}', "server error: {'message': 'out of blocks'}"),
     ],
 )

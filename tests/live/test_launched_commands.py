@@ -31,6 +31,7 @@ SCRIPT = """\
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     print("pids", child.pid, os.getpid(), flush=True)
     port = int(sys.argv[sys.argv.index("--port") + 1])
+    time.sleep(float(os.environ.get("FAKE_START_S", 0)))
     with FakeServer(Behaviour(max_model_len=16384, num_blocks=1024, token_s=0.0), port=port):
         time.sleep(600)
     """
@@ -73,7 +74,8 @@ def started(folder: Path) -> set[int]:
     return {int(pid) for line in lines for pid in line.split()[1:]}
 
 
-def test_ctrl_c_in_the_middle_of_a_switch_leaves_no_process(deployment, tmp_path):
+def test_ctrl_c_in_the_middle_of_a_switch_leaves_no_process(deployment, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_START_S", "1.5")  # longer than a decision interval
     config = composed("evaluate", EvaluateConfig, [*deployment, "backend=vllm"])
     with pytest.raises(KeyboardInterrupt), live_env(config, tmp_path) as (env, _):  # noqa: PT012
         cluster = env.config.cluster.cluster

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from serving_gym.envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings, environment, shares_gpu
-from serving_gym.envs.live.launcher import LocalServer, _answers, ending_on_sigterm
+from serving_gym.envs.live.launcher import LocalServer, answers, ending_on_signals
 from serving_gym.envs.live.supervision import LocalServers
 from tests.processes import is_running
 
@@ -86,9 +86,9 @@ def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
         import time
         from pathlib import Path
         from serving_gym.envs.live.launch_settings import LaunchSettings
-        from serving_gym.envs.live.launcher import LocalServer, ending_on_sigterm
+        from serving_gym.envs.live.launcher import LocalServer, ending_on_signals
         settings = LaunchSettings(python={settings.python!r}, stop_within_s=2.0)
-        with ending_on_sigterm(), LocalServer(settings, Path({str(tmp_path / "run")!r})) as server:
+        with ending_on_signals(), LocalServer(settings, Path({str(tmp_path / "run")!r})) as server:
             print(server.pid, flush=True)
             time.sleep(600)
     """)
@@ -125,7 +125,7 @@ def test_an_interpreter_must_be_named_and_exist(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_own_folder_goes_with_the_server(tmp_path: Path) -> None:
-    with ending_on_sigterm(), LocalServer(stand_in(tmp_path)) as server:
+    with ending_on_signals(), LocalServer(stand_in(tmp_path)) as server:
         folder = server.folder
         assert (folder / "model" / "config.json").is_file()
     assert not folder.exists()
@@ -140,7 +140,7 @@ def test_a_server_that_dies_is_started_again_at_its_address(tmp_path: Path) -> N
             assert dead is not None
             os.killpg(dead, signal.SIGKILL)
             wait_for(lambda count=round_ + 1: len(fleet.restarts) == count)
-            wait_for(lambda: _answers(urls[1]))
+            wait_for(lambda: answers(urls[1]))
         assert fleet.urls == urls
         assert [restart.server for restart in fleet.restarts] == [1, 1]
         assert fleet.restarts[0].waited_s >= 0.2

@@ -11,7 +11,7 @@ from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.live.launch_settings import environment
 from serving_gym.runners.configuration.schema import BackendConfig
-from serving_gym.runners.live.attach import fleet_launch_settings, launch_settings, slots_of
+from serving_gym.runners.live.launching import fleet_launch_settings, launch_settings, slots_of
 
 
 def words(**more: object) -> BackendConfig:

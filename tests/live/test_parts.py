@@ -6,21 +6,23 @@ from serving_gym.envs.interface.state import TOTALS
 from serving_gym.envs.live.endpoints import check_endpoints
 from serving_gym.envs.live.events import EventStream
 from serving_gym.envs.live.gauges import (
-    CACHE_CONFIG,
-    NEEDED,
     CacheConfig,
     Gauges,
+    MetricNames,
     MissingMetricError,
     UnreadablePageError,
+    find_names,
     read_cache_config,
-    read_gauges,
 )
 from serving_gym.envs.live.ledger import EngineLoad, Ledger
+from serving_gym.envs.live.metric_names import VLLM, usual_names
 from serving_gym.envs.live.observation import Snapshot, split_requests
 from serving_gym.envs.live.prompts import FIRST_TOKEN_ID, Prompts
 from serving_gym.envs.live.routers import Candidate, Router, WeightedRouter
 from tests.live.conftest import stream_of
+from tests.live.fake_server import CACHE_CONFIG, NEEDED
 
+USUAL = MetricNames(VLLM, usual_names(VLLM))
 LONG = LengthSLO(0.5, 1.0, 0.01)
 
 
@@ -31,7 +33,7 @@ def page(*left_out: str, engines: int = 2) -> str:
 
 
 def test_engines_of_one_server_are_added_up() -> None:
-    assert read_gauges(page(), "http://x") == Gauges(3, 3, 1.5, 3, 3, 3)
+    assert USUAL.read(page(), "http://x") == Gauges(3, 3, 1.0, 3, 3, 3)
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1"])
@@ -40,14 +42,14 @@ def test_a_value_that_is_no_amount_is_named(value: str) -> None:
         'vllm:num_requests_running{engine="1"} 2.0', f'vllm:num_requests_running{{engine="1"}} {value}'
     )
     with pytest.raises(UnreadablePageError, match="http://x/metrics has vllm:num_requests_running"):
-        read_gauges(text, "http://x")
+        USUAL.read(text, "http://x")
 
 
 def test_every_part_of_a_page_is_told_from_the_whole() -> None:
     whole = page(engines=1)
     for length in range(len(whole) - len("\nother_metric 3.0\n")):
         with pytest.raises(UnreadablePageError, match="http://x/metrics"):
-            read_gauges(whole[:length], "http://x")
+            USUAL.read(whole[:length], "http://x")
 
 
 EVENTS = [b'{"n": 1}', b'{"n":\n2}', b"[DONE]"]
@@ -77,22 +79,22 @@ def test_events_end_as_early_as_they_can() -> None:
 @pytest.mark.parametrize("name", NEEDED)
 def test_every_missing_metric_is_named(name: str) -> None:
     with pytest.raises(MissingMetricError, match=f"http://x/metrics has no {name}"):
-        read_gauges(page(name), "http://x")
+        USUAL.read(page(name), "http://x")
 
 
 def test_a_renamed_metric_is_pointed_at() -> None:
-    renamed = page().replace("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-    with pytest.raises(MissingMetricError, match="nearest: vllm:gpu_cache_usage_perc"):
-        read_gauges(renamed, "http://x")
+    renamed = page().replace("vllm:kv_cache_usage_perc", "vllm:kv_caches_usage_perc")
+    names = find_names(renamed, "http://x")
+    assert names.missing == ("KV usage",)
+    assert names.describe(renamed).endswith("KV usage (nearest: vllm:kv_caches_usage_perc)")
+    assert names.read(renamed, "http://x").kv_usage_ratio is None
 
 
 def test_the_size_of_the_kv_cache() -> None:
     text = f'{CACHE_CONFIG}{{block_size="32",num_gpu_blocks="512",kv="a,b"}} 1.0\n'
-    assert read_cache_config(text, "http://x") == CacheConfig(num_blocks=511, block_size=32)
-    with pytest.raises(MissingMetricError, match="num_gpu_blocks='None'"):
-        read_cache_config(text.replace("512", "None"), "http://x")
-    with pytest.raises(MissingMetricError, match=CACHE_CONFIG):
-        read_cache_config("", "http://x")
+    assert read_cache_config(text, "http://x", VLLM) == CacheConfig(num_blocks=511, block_size=32)
+    assert read_cache_config(text.replace("512", "None"), "http://x", VLLM) is None
+    assert read_cache_config("", "http://x", VLLM) is None
 
 
 def test_prompts_have_their_lengths_and_share_their_prefixes() -> None:

@@ -110,7 +110,6 @@ class DividedFleet(LaunchedRun):
         self.shares = np.zeros((0, 0))
         most = [max_num_seqs] * len(slots)
         session = LiveSession(settings, most, order, self._router.choose, lambda row: None)
-        session.server_is_coming = lambda: self.switch is not None
         num_gpus = deployment.cluster.num_gpus
         super().__init__(slots, session, limits, num_gpus, back_off_s)
 
@@ -120,6 +119,10 @@ class DividedFleet(LaunchedRun):
     def begun(self) -> bool:
         """Whether the present run's clock has started."""
         return self._begun
+
+    def coming(self) -> bool:
+        """Whether servers are starting that requests may wait for."""
+        return self.switch is not None or super().coming()
 
     def reset(
         self, workload: Workload, slos: tuple[SLO, ...], types: NDArray[np.int64], num_types: int

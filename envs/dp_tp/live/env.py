@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,10 +13,12 @@ from serving_gym.envs.dp_tp.action import action_mask, decode_action
 from serving_gym.envs.dp_tp.config import DPTPConfig
 from serving_gym.envs.dp_tp.env import DPTPEnv
 from serving_gym.envs.dp_tp.episode import DPTPEpisode
-from serving_gym.envs.interface.commands import Command, Redeploy
+from serving_gym.envs.interface.commands import Command, Redeploy, SetLayout
 from serving_gym.envs.interface.layout import changed_regions, groups_of
 from serving_gym.envs.interface.metrics import RequestRecords
 from serving_gym.envs.interface.reward import Outcome
+from serving_gym.envs.live.client_health import ClientHealth
+from serving_gym.envs.live.control import ControlDeadline, ControlOverride, NoDecision
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.live.switching.backend import SwitchingBackend
 
@@ -125,6 +128,7 @@ class LiveDPTPEnv(DPTPEnv):
     Args:
         settings: The server, whose ranks are the base engines, and how to deal with it.
         render_mode: `human`, `ansi`, `rgb_array` or None.
+        control_within_s: Longest time a policy may take, seconds; then all is left as it is (`info["overrides"]`).
         config: As of `DPTPEnv`.
 
     Raises:
@@ -132,13 +136,55 @@ class LiveDPTPEnv(DPTPEnv):
     """
 
     core: LiveDPTPEpisode
+    commands = (SetLayout, Redeploy, NoDecision)
+    survives_failures = True  # errors of a policy: `NoDecision` replaces its action
 
-    def __init__(self, settings: LiveSettings, render_mode: str | None = None, **config: Any) -> None:
+    def __init__(
+        self,
+        settings: LiveSettings,
+        render_mode: str | None = None,
+        control_within_s: float = 10.0,
+        **config: Any,
+    ) -> None:
         self._set_up(LiveDPTPEpisode(DPTPConfig(**config), settings), render_mode)
+        self._deadline = ControlDeadline(control_within_s)
+        self._overrides: list[ControlOverride] = []
+        self._executed: Any = None
+
+    def _checked(self, action: Any) -> Any:
+        """Checks an action; one that is not allowed counts as no decision, as the requests are real."""
+        try:
+            return super()._checked(action)
+        except ValueError as error:
+            return NoDecision(str(error))
+
+    def _begin(self, seed: int, split: str | None) -> None:
+        super()._begin(seed, split)
+        self._overrides, self._executed = [], None
+        self._deadline.shown()
+
+    def _advance(self, action: Any) -> Outcome:
+        self._overrides = self._deadline.overrides(action, self.core.backend.now_s)
+        outcome = super()._advance(None if self._overrides else action)
+        self._executed = None if outcome.refused else self.core.state.target_layout
+        self._deadline.shown()
+        return outcome
+
+    def _info(self, dt_s: float, terms: dict[str, float], refused: str) -> dict[str, Any]:
+        info = super()._info(dt_s, terms, refused)
+        return info | {"executed": self._executed, "overrides": self._overrides}
 
     def records(self) -> RequestRecords:
         """What happened to every request that has arrived."""
         return self.core.backend.results()
+
+    def record_requests(self, sink: Callable[[dict[str, Any]], None]) -> None:
+        """Lets each request of the next episodes be told when it has ended."""
+        self.core.backend.record_requests(sink)
+
+    def client_health(self) -> ClientHealth:
+        """What the client itself has added to the present episode."""
+        return self.core.backend.client_health()
 
     def transition_times(self) -> dict[str, list[float]]:
         """How long the server's last switches took once they might take place, s."""

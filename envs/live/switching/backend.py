@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,14 @@ from serving_gym.envs.interface.commands import Command, Receipt, Redeploy, SetL
 from serving_gym.envs.interface.layout import Group, Layout, all_groups
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, ClusterState, EngineStatus, Transition
+from serving_gym.envs.live.access import access_by_url
 from serving_gym.envs.live.backend import LiveBackend
+from serving_gym.envs.live.client_health import ClientHealth
+from serving_gym.envs.live.endpoints import check_endpoints
 from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.live.supervision import LocalServers
 from serving_gym.envs.live.switching.client import SwitchingClient
+from serving_gym.envs.live.switching.node_status import COUNTED, NodeStatus, group_of
 
 if TYPE_CHECKING:
     from serving_gym.envs.interface.metrics import RequestRecords
@@ -32,8 +37,6 @@ _STATUS = {
     "speculative": EngineStatus.SPECULATIVE,
     "paused": EngineStatus.PAUSED,
 }
-# Figures of a group that go by the same name in a row and count since the episode began.
-_COUNTED = ("preemptions", "generated_tokens", "prefilled_tokens", "busy_s")
 _SHOWN = (
     "num_running",
     "num_prefilling",
@@ -50,7 +53,8 @@ class SwitchingBackend:
 
     Requests go to the server, whose own scheduler routes them among the groups. `SetLayout` is the plugin's switch, in
     its mode. A `Redeploy` is had at time zero only, as the choice of the first layout: weights are always whole, so
-    that "sharded" means the layout alone. In the records every request has engine 0, the server.
+    that "sharded" means the layout alone. In the records every request has engine 0, the server. While the server does
+    not answer, its last status is shown with all engines down.
 
     Args:
         spec: The node; one rank per base engine.
@@ -75,7 +79,9 @@ class SwitchingBackend:
         _check_spec(spec, settings)
         self.spec, self.slos = spec, slos
         self.refused_commands = 0
-        self._client = SwitchingClient(settings.endpoints[0].rstrip("/").removesuffix("/v1"))
+        (url,) = check_endpoints(settings.endpoints, settings.allow_remote)
+        self._client = SwitchingClient(url, access_by_url([url], settings.access, settings.access_of)[url])
+        self._node = NodeStatus(self._client)
         alone = replace(
             spec,
             num_gpus=1,
@@ -93,7 +99,6 @@ class SwitchingBackend:
             raise
         self._groups = all_groups(spec.num_base)
         self._rows = {group: number for number, group in enumerate(self._groups)}
-        self._base: dict[Group, Mapping[str, float]] = {}
 
     def _check_world(self) -> None:
         world = self._client.status()["world"]
@@ -113,14 +118,14 @@ class SwitchingBackend:
         """
         self._server.reset(workload, faults)
         self.refused_commands = 0
-        self._settle(self.spec.layout or (1,) * self.spec.num_base)
-        self._base = {}
-        self._base = {_group(row): row for row in self._client.status()["groups"]}
+        layout = self.spec.layout or (1,) * self.spec.num_base
+        self._settle(layout)
+        self._node.begin(layout)
         return self.observe()
 
     def observe(self) -> ClusterState:
         """Observes the present state of the node."""
-        return self._state(self._server.observe(), self._client.status())
+        return self._state(self._server.observe(), self._node.read())
 
     def apply(self, command: Command) -> Receipt:
         """Begins a switch, or refuses it."""
@@ -157,9 +162,21 @@ class SwitchingBackend:
         """Requests of the run, with arrivals in real time."""
         return self._server.workload
 
+    def record_requests(self, sink: Callable[[dict[str, Any]], None]) -> None:
+        """Lets each request of the next runs be told when it has ended."""
+        self._server.record_requests(sink)
+
     def switches(self) -> list[dict[str, Any]]:
         """The server's last switches: requests waited for, cut-over times, paused requests."""
-        return list(self._client.status()["done"])
+        return self._node.switches()
+
+    def attend_to(self, launched: LocalServers) -> None:
+        """Lets a launched server that hangs be started again, and requests wait for it."""
+        self._server.attend_to(launched)
+
+    def client_health(self) -> ClientHealth:
+        """As of `LiveBackend.client_health`."""
+        return self._server.client_health()
 
     def close(self) -> None:
         """Drops requests in flight and disconnects from the server."""
@@ -186,9 +203,13 @@ class SwitchingBackend:
         if sum(command.layout) != self.spec.num_base:
             return f"layout {command.layout} does not add up to {self.spec.num_base} base engines"
         if isinstance(command, Redeploy) or self.now_s == 0:
-            self._settle(command.layout)
+            try:
+                self._settle(command.layout)
+            except ValueError as error:
+                return str(error)
+            self._node.wanted = command.layout
             return ""
-        return self._client.set_layout(command.layout, command.mode)
+        return self._node.set_layout(command.layout, command.mode)
 
     def _settle(self, layout: Layout) -> None:
         """Brings an idle server to a layout.
@@ -221,7 +242,7 @@ class SwitchingBackend:
             transitions=tuple(_transition(each, status["now_s"], shown.now_s) for each in status["open"]),
             num_pooled=shown.num_pooled + status["num_pooled"],
             pooled_tokens=shown.pooled_tokens + status["pooled_tokens"],
-            stale=(),
+            stale=tuple(range(self.spec.num_base)) if self._node.lost else (),
         )
 
     def _engines(self, status: Mapping[str, Any], shown: ClusterState) -> NDArray[np.void]:
@@ -230,22 +251,17 @@ class SwitchingBackend:
         width = self.spec.base_width
         rows["first_gpu"] = [group.first * width for group in self._groups]
         rows["width"] = [group.length * width for group in self._groups]
-        down = shown.engines[0]["status"] == EngineStatus.DOWN
+        down = bool(self._node.lost) or shown.engines[0]["status"] == EngineStatus.DOWN
         for figures in status["groups"]:
-            group = _group(figures)
-            row, base = rows[self._rows[group]], self._base.get(group, {})
-            for name in _COUNTED:
-                row[name] = figures[name] - base.get(name, 0)
+            row = rows[self._rows[group_of(figures)]]
+            for name in COUNTED:
+                row[name] = self._node.counted(figures, name)
             row["kv_capacity_tokens"] = figures["kv_capacity_blocks"] * figures["block_size"]
             for name in _SHOWN:
                 row[name] = figures[name]
             if figures["status"] != "inactive":
                 row["status"] = EngineStatus.DOWN if down else _STATUS[figures["status"]]
         return rows
-
-
-def _group(figures: Mapping[str, Any]) -> Group:
-    return Group(figures["first"], figures["length"])
 
 
 def _transition(switch: Mapping[str, Any], server_now_s: float, now_s: float) -> Transition:

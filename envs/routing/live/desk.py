@@ -43,7 +43,7 @@ class LiveDesk:
     Args:
         workload: Requests of the run.
         replay: Sends them.
-        candidates: The engines as they are now.
+        candidates: The engines as they are now, for a row.
         serves: Which engines serve a row's model.
         retry_s: Time after which held requests are offered again, s.
         capacity: Requests that may be held; one more is refused.
@@ -65,7 +65,7 @@ class LiveDesk:
         self,
         workload: Workload,
         replay: Replay,
-        candidates: Callable[[], list[Candidate]],
+        candidates: Callable[[int], list[Candidate]],
         serves: Callable[[int], list[int]],
         retry_s: float,
         capacity: int,
@@ -185,7 +185,7 @@ class LiveDesk:
 
     def able(self, row: int) -> list[int]:
         """Engines that can take a request now."""
-        engines, tokens = self.candidates(), self.replay.tokens(row)
+        engines, tokens = self.candidates(row), self.replay.tokens(row)
         return [e for e in self.serves(row) if engines[e].available and tokens <= engines[e].most_tokens]
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ class LiveDesk:
     def _decide_instead(self, row: int, reason: str) -> None:
         """Sends a request by power of two choices, or holds it where nothing can take it."""
         able = self.able(row)
-        place = self._lighter_of_two(able) if able else None
+        place = self._lighter_of_two(row, able) if able else None
         self.overrides.append(Override(row, place, reason))
         if place is None:
             self._hold(row)
@@ -266,8 +266,8 @@ class LiveDesk:
         taken = next(override for override in reversed(self.overrides) if override.row == row)
         return taken.place, taken.reason
 
-    def _lighter_of_two(self, able: list[int]) -> int:
+    def _lighter_of_two(self, row: int, able: list[int]) -> int:
         """Power of two choices by requests in flight."""
-        engines = self.candidates()
+        engines = self.candidates(row)
         drawn = self._rng.choice(able, size=min(2, len(able)), replace=False)
         return int(min(drawn, key=lambda e: engines[e].requests))

@@ -61,6 +61,9 @@ class LiveFleet(LiveRun):
         limits = [group.replica.max_num_seqs for group in self.places]
         session = LiveSession(settings, limits, spec.order, None, self._on_arrival, self._on_arrival)
         session.longest = self._longest
+        session.request_timeout_s = spec.request_timeout_s
+        session.serves = lambda row: self._serves[int(self.workload.model_id[row])]
+        session.decisions = self._count_decisions
         self._model_len = [spec.limited(group.replica).max_model_len for group in self.places]
         super().__init__(session)
         try:
@@ -99,6 +102,8 @@ class LiveFleet(LiveRun):
         self._serves = serving(self.places, self.workload)
         if self._desk is not None:
             self._loop.call(self._desk.close)
+        if self._launched is not None:
+            self._launched.await_all()
         self._loop.run(self._session.prepare(self.workload, self.slos))
 
         self._desk = LiveDesk(
@@ -112,6 +117,11 @@ class LiveFleet(LiveRun):
             seed,
             self._on_change,
         )
+
+    def _count_decisions(self) -> tuple[int, int]:
+        """Decisions that were taken out of the policy's hands, and all: one for each request at least."""
+        taken = len(self.desk.overrides)
+        return taken, max(self._session.ledger.arrived, taken)
 
     def _longest(self, row: int) -> int:
         """Longest request of a row, tokens: what a server of its model takes, within what cluster and backend say."""
