@@ -135,23 +135,26 @@ def _save(path: Path, frames: Sequence[Image], durations: Sequence[int]) -> None
     )
 
 
-def _palette() -> Image:
-    """An image with the colours of pictures and their shades on white, so that all frames share one palette."""
-    from PIL import Image, ImageColor
+def _palette() -> NDArray[np.int64]:
+    """(colours, 3), the colours of pictures and shades of those of texts, so that all frames share one palette."""
+    from PIL import ImageColor
 
-    written = (BLACK, GREY, BLUE, VERMILION, WAITING_TEXT)
     filled = [ImageColor.getrgb(colour)[:3] for colour in (WHITE, GREEN, ORANGE, SKY, PURPLE, PALE, FAINT)]
-    shades = [
-        tuple(round(255 + shade * (part - 255)) for part in ImageColor.getrgb(colour)[:3])
-        for colour in written
-        for shade in _SHADES
-    ]
-    image = Image.new("P", (1, 1))
-    image.putpalette(list(chain.from_iterable([*filled, *shades])))
-    return image
+    written = np.array(
+        [ImageColor.getrgb(colour)[:3] for colour in (BLACK, GREY, BLUE, VERMILION, WAITING_TEXT)]
+    )
+    shades = [np.rint(255 + shade * (written - 255)) for shade in _SHADES]
+    return np.concatenate([np.array(filled), *shades]).astype(np.int64)
 
 
-def _indexed(picture: Pixels, palette: Image) -> Image:
+def _indexed(picture: Pixels, palette: NDArray[np.int64]) -> Image:
+    """A picture in the nearest colours of a palette."""
     from PIL import Image
 
-    return Image.fromarray(picture).quantize(palette=palette, dither=Image.Dither.NONE)
+    codes = picture.astype(np.int64) @ (1 << 16, 1 << 8, 1)
+    there, places = np.unique(codes, return_inverse=True)
+    colours = np.stack((there >> 16, there >> 8 & 255, there & 255), axis=1)
+    nearest = ((colours[:, None] - palette) ** 2).sum(axis=2).argmin(axis=1).astype(np.uint8)
+    image = Image.fromarray(nearest[places].reshape(codes.shape))
+    image.putpalette(palette.astype(np.uint8).tobytes())
+    return image

@@ -157,7 +157,7 @@ def test_scales_are_round_and_values_beyond_them_are_drawn_at_the_edge():
 
 
 def test_squares_stand_for_several_requests_in_small_boxes():
-    assert grain_of(Area(0, 0, 200, 200), 256) == Grain(1, 13.0)
+    assert grain_of(Area(0, 0, 300, 200), 256) == Grain(1, 13.0)
     small = grain_of(Area(0, 0, 60, 60), 256)
     assert small is not None
     assert small.unit > 1
