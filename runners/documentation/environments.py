@@ -175,7 +175,7 @@ def arguments_text(name: str, config_class: type) -> str:
     """The fields of an environment's configuration, with the files that it chooses of config groups."""
     chosen = choices_of(name)
     rows = (
-        [f"`{item.name}`", code(chosen.get(item.name, item.default)) or item.type, item.meaning]
+        [f"`{item.name}`", code(chosen.get(item.name, item.default)) or item.kind, item.meaning]
         for item in arguments_of(config_class)
     )
     shared = ", ".join(f"`{key}=`" for key in SHARED_ENV_FIELDS)
