@@ -4,8 +4,8 @@
     python -m runners.monitor backend.endpoints=[http://127.0.0.1:8000] duration_s=600
     python -m runners.monitor http://127.0.0.1:8000 once=true
 
-An address is that of a vLLM server (its `/metrics` is read) or of `runners.serve` (its `/v1/status` is read). A page
-that cannot be read is shown as stale with its reason.
+An address is that of a server (its page of metrics is read: vLLM, SGLang and others) or of `runners.serve` (its
+`/v1/status` is read). A page that cannot be read is shown as stale with its reason.
 
 Ends with Ctrl-C, SIGTERM, or after `duration_s`; `once=true` reads twice, prints one frame and ends. Writes
 `readings.jsonl` (every reading, as it is read) and `summary.json`.
@@ -29,7 +29,9 @@ from rich.live import Live
 
 from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.interface.metrics import to_jsonable
+from serving_gym.envs.live.access import Access
 from serving_gym.envs.live.endpoints import check_endpoints
+from serving_gym.envs.live.http import HttpClient
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.live.attach import check_installed
 from serving_gym.runners.monitoring.frame import frame
@@ -48,10 +50,12 @@ class WatchedServers:
     Attributes:
         endpoints: `http://HOST:PORT` of vLLM servers and of `runners.serve`.
         allow_remote: Whether they may be on other machines.
+        access: API key, headers and TLS of all addresses.
     """
 
     endpoints: tuple[str, ...] = ()
     allow_remote: bool = False
+    access: Access = field(default_factory=Access)
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 async def _watch(config: MonitorConfig, watched: list[Watched], out: Path) -> None:
-    import aiohttp
-
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
@@ -107,14 +109,14 @@ async def _watch(config: MonitorConfig, watched: list[Watched], out: Path) -> No
     summary, begun_s = Summary(), time.monotonic()
     within_s = min(config.stale_after_s, max(config.interval_s, 1.0))
     try:
-        async with aiohttp.ClientSession() as session:
+        async with HttpClient({each.url: config.backend.access for each in watched}) as client:
             with (
                 (out / "readings.jsonl").open("a", encoding="utf-8") as readings,
                 Live(console=console, auto_refresh=False) as live,
             ):
                 while True:
                     due_s = time.monotonic() + config.interval_s
-                    await read_all(session, watched, within_s)
+                    await read_all(client, watched, within_s)
                     now_s = time.monotonic()
                     row = summary.add(watched, now_s, begun_s, config.stale_after_s)
                     readings.write(json.dumps(to_jsonable(row), allow_nan=False) + "\n")

@@ -17,9 +17,12 @@ from dataclasses import dataclass, field
 
 START_WITHIN_S = 120.0
 STOP_WITHIN_S = 20.0
-# A policy that decides every second, and a history of one-second bins, so that a short play has many decisions.
+# A policy that decides every second, and a history of one-second bins, so that a short play has many decisions; in this
+# process, so that the start takes seconds.
 QUICK = (
     "cluster=fleet_autoscaled",
+    "workload=sharegpt_poisson",
+    "isolate=false",
     "env.decision_interval_s=1",
     "env.history_bin_s=1",
     "env.recent_bin_s=1",

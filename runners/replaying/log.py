@@ -127,8 +127,10 @@ def read_log(file: Path, num_places: int, slos: Sequence[SLO], num_rows: int, mo
         columns["seed"].append(values.get("seed", UNKNOWN))
         columns["answered"].append(answered)
         columns["fallback"].append(fallback)
-        # Recorded runs name what was done; serving processes follow the fallback where their answer is not applied.
-        columns["taken"].append(answered if applied or "seed" in values else fallback)
+        if "taken" in values:  # of a serving process, whose callers may have followed their own choice
+            columns["taken"].append(action_of(values["taken"], num_rows))
+        else:
+            columns["taken"].append(answered if applied or "seed" in values else fallback)
         propensity = values.get("propensity")
         columns["propensity"].append(np.nan if propensity is None else float(propensity))
     if not states:
@@ -178,6 +180,8 @@ def action_of(value: Any, num_rows: int) -> int:
         return value
     if not isinstance(value, dict):
         return UNKNOWN
+    if value.get("kind") == "dispatch" and value.get("place") is None:
+        return num_rows + HOLD
     if value.get("kind") in _KINDS:
         return num_rows + _KINDS[value["kind"]]
     place = value.get("place")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from serving_gym.runners.serving.bounded_http import BoundedHTTP
 from serving_gym.runners.serving.scaling_control import ScalingControl
 
 if TYPE_CHECKING:
@@ -42,31 +43,21 @@ class AIBrixListener:
     default_port: ClassVar[int] = 8330
 
     def __init__(self, service: PolicyService, address: str, port: int) -> None:
-        self.service, self.address, self.port = service, address, port
-        self.control = ScalingControl.of(service)
+        self.service, self.control = service, ScalingControl.of(service)
         self._model = self.control.view.spec.endpoints[0].model
-        self._runner: web.AppRunner | None = None
+        self._http = BoundedHTTP(service, address, port)
 
     async def start(self) -> str:
         """Starts listening; returns the address."""
-        from aiohttp import web
-
-        app = web.Application()
-        app.router.add_get("/metrics", self._replicas)
-        app.router.add_get("/metrics/{namespace}/{deployment}", self._replicas)
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self.address, self.port).start()
-        self.port = self._runner.addresses[0][1]
+        paths = ("/metrics", "/metrics/{namespace}/{deployment}")
+        where = await self._http.start({}, dict.fromkeys(paths, self._replicas))
         await self.control.start()
-        return f"http://{self.address}:{self.port}"
+        return where
 
     async def stop(self) -> None:
         """Stops listening."""
-        if self._runner is not None:
-            await self.control.stop()
-            await self._runner.cleanup()
-            self._runner = None
+        await self.control.stop()
+        await self._http.stop()
 
     async def _replicas(self, request: web.Request) -> web.Response:
         from aiohttp import web

@@ -196,7 +196,10 @@ class DynamoPlannerListener:
     async def _reset(self, asked: Any, context: Any) -> Any:
         from serving_gym.runners.serving.proto import dynamo_planner_pb2 as pb
 
-        self.service.host.reset(self.service.config.seed)
+        try:
+            await self.service.reset(self.service.config.seed)
+        except (ValueError, TimeoutError) as error:
+            return pb.ResetResponse(ok=False, message=f"{type(error).__name__}: {error}".rstrip(": "))
         return pb.ResetResponse(ok=True)
 
 

@@ -8,7 +8,9 @@
     GET  /healthz
 
 The metric is the number of replicas that the policy wants, so that a HorizontalPodAutoscaler with `AverageValue: 1`
-sets just that number. While there is no decision the answers are 503, and the autoscaler leaves all as it is.
+sets just that number. While there is no decision the answers are 503, and the autoscaler leaves all as it is. What lies
+below `/v1/` needs the token of `token_file`, if there is one; the API server sends none, but a certificate
+(`scaling.tls_client_ca`).
 
 Form: `k8s.io/metrics/pkg/apis/external_metrics/v1beta1` and `kubernetes-sigs/custom-metrics-apiserver`, as of
 Kubernetes 1.35.
@@ -16,13 +18,14 @@ Kubernetes 1.35.
 
 from __future__ import annotations
 
-import json
 import re
 import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from serving_gym.runners.serving.bounded_http import BoundedHTTP
+from serving_gym.runners.serving.json_body import json_object
 from serving_gym.runners.serving.scaling_control import ScalingControl
 
 if TYPE_CHECKING:
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
 
 GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"
 GROUP_VERSION = f"{GROUP}/{VERSION}"
-_BODY_BYTES = 4 * 2**20
 _SET = re.compile(r"\s*([\w./-]+)\s+(in|notin)\s+\(([^()]*)\)\s*")
 _EQUAL = re.compile(r"\s*([\w./-]+)\s*(==|=|!=)\s*([\w.-]*)\s*")
 _EXISTS = re.compile(r"\s*(!?)\s*([\w./-]+)\s*")
@@ -54,39 +56,30 @@ class ExternalMetricsListener:
     default_port: ClassVar[int] = 8310
 
     def __init__(self, service: PolicyService, address: str, port: int) -> None:
-        self.service, self.address, self.port = service, address, port
-        self.control = ScalingControl.of(service)
-        self._ssl = server_context(self.control.settings)
-        self._runner: web.AppRunner | None = None
+        self.service, self.control = service, ScalingControl.of(service)
+        context = server_context(self.control.settings)
+        self._http = BoundedHTTP(service, address, port, context, guarded="/v1/")
 
     async def start(self) -> str:
         """Starts listening; returns the address."""
-        from aiohttp import web
-
-        app = web.Application(client_max_size=_BODY_BYTES)
         api = f"/apis/{GROUP_VERSION}"
-        app.router.add_get("/apis", self._groups)
-        app.router.add_get(f"/apis/{GROUP}", self._group)
-        app.router.add_get(api, self._resources)
-        app.router.add_get(api + "/namespaces/{namespace}/{metric}", self._values)
-        app.router.add_get("/metrics", self._page)
-        app.router.add_get("/v1/desired_replicas", self._json)
-        app.router.add_post("/v1/readings", self._readings)
-        for path in ("/healthz", "/livez", "/readyz"):
-            app.router.add_get(path, self._health)
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self.address, self.port, ssl_context=self._ssl).start()
-        self.port = self._runner.addresses[0][1]
+        gets = {
+            "/apis": self._groups,
+            f"/apis/{GROUP}": self._group,
+            api: self._resources,
+            api + "/namespaces/{namespace}/{metric}": self._values,
+            "/metrics": self._page,
+            "/v1/desired_replicas": self._json,
+            **dict.fromkeys(("/healthz", "/livez", "/readyz"), self._health),
+        }
+        where = await self._http.start({"/v1/readings": self._readings}, gets)
         await self.control.start()
-        return f"{'https' if self._ssl else 'http'}://{self.address}:{self.port}"
+        return where
 
     async def stop(self) -> None:
         """Stops listening."""
-        if self._runner is not None:
-            await self.control.stop()
-            await self._runner.cleanup()
-            self._runner = None
+        await self.control.stop()
+        await self._http.stop()
 
     async def _groups(self, request: web.Request) -> web.Response:
         return _json({"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group()]})
@@ -150,11 +143,7 @@ class ExternalMetricsListener:
 
     async def _readings(self, request: web.Request) -> web.Response:
         try:
-            body = json.loads(await request.read())
-        except (ValueError, RecursionError):
-            return _json({"error": "the body is not JSON"}, 400)
-        try:
-            await self.control.post(body)
+            await self.control.post(await json_object(request))
         except ValueError as error:
             return _json({"error": str(error)}, 400)
         return _json(self.control.as_json())

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Listener class of each protocol, `module:class`.
 PROTOCOLS = {
     "http": "runners.serving.server:HttpListener",
+    "grpc": "runners.serving.grpc_policy:GRPCPolicy",
     "external_metrics": "runners.serving.external_metrics:ExternalMetricsListener",
     "keda": "runners.serving.keda:KEDAListener",
     "aibrix": "runners.serving.aibrix:AIBrixListener",
@@ -32,6 +33,7 @@ class Listener(Protocol):
     Attributes:
         environments: Names of the environments whose policies it can serve.
         default_port: Port where none is configured.
+        checks_token: Whether callers must send the token of `token_file`.
 
     Args:
         service: The policy.
@@ -44,6 +46,7 @@ class Listener(Protocol):
 
     environments: ClassVar[tuple[str, ...]]
     default_port: ClassVar[int]
+    checks_token: ClassVar[bool]
 
     def __init__(self, service: PolicyService, address: str, port: int) -> None: ...
 
@@ -80,6 +83,10 @@ def listeners_of(service: PolicyService) -> dict[str, Listener]:
         if env not in kind.environments:
             raise ValueError(
                 f"protocol {name} cannot serve env={env}; it serves {', '.join(kind.environments)}"
+            )
+        if config.token is not None and not getattr(kind, "checks_token", False):
+            raise ValueError(
+                f"protocol {name} has no place for a token: leave out token_file or the protocol"
             )
         made[name] = kind(service, config.address, config.port_of(name, kind.default_port))
     return made

@@ -14,11 +14,18 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 from weakref import WeakKeyDictionary
 
+import numpy as np
+from numpy.typing import NDArray
+
 from serving_gym.baselines.policy import history_needed_of, period_of
+from serving_gym.envs.autoscaling.config import AutoscalingConfig
+from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE
 from serving_gym.envs.live.discovery import DiscoveryError, KubernetesAPI
+from serving_gym.runners.serving.scaling_history import read_history, write_history
 from serving_gym.runners.serving.scaling_replicas import Replicas, Scraper, posted
 from serving_gym.runners.serving.scaling_settings import ScalingSettings
 from serving_gym.runners.serving.scaling_view import Deployment, ScalingView, change_of
@@ -27,6 +34,8 @@ if TYPE_CHECKING:
     from serving_gym.runners.serving.service import PolicyService
 
 _log = logging.getLogger(__name__)
+
+_KEEP_EVERY_S = 300.0  # between two writings of the history
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,6 @@ class ScalingControl:
         problem: Why there is none yet, or why it stands; empty where it is fresh.
         lowest: Fewest replicas.
         highest: Most replicas.
-        period_s: Time between two decisions.
 
     Raises:
         ValueError: A setting is impossible, or the setting has more than one endpoint.
@@ -79,18 +87,19 @@ class ScalingControl:
     ) -> None:
         self.service, self.settings, self._clock = service, settings, clock
         config, told = service.env.config, service.env.policy_spec
-        self._began_s = clock()
-        self.view = ScalingView(config, told, time.time())
+        known = self._history(config, time.time())
+        known_s = len(known) * config.history_bin_s
+        self._began_s = clock() - known_s
+        self.view = ScalingView(config, told, time.time() - known_s)
+        if known_s:
+            self.view.meter.begin_with(known)
+        self._kept_s = known_s  # when the history was last written
         self.replicas = Replicas(settings, self.view.begun_s)
         urls = settings.replicas or service.config.backend.endpoints
         remote = service.config.allow_remote or service.config.backend.allow_remote
         self._scraper = Scraper(self.replicas, urls, remote) if urls else None
         self._api = KubernetesAPI() if settings.read_scale else None
         self.lowest, self.highest = self._bounds()
-        policy = service.host.policy
-        period_s = period_of(policy)
-        self.period_s = config.decision_interval_s if period_s is None else period_s
-        self._needed_s = history_needed_of(policy)
         self.decision: Decision | None = None
         self.problem = "no replica has been heard of yet"
         self._said = ""  # the problem without its numbers
@@ -99,7 +108,8 @@ class ScalingControl:
         self._given_up = False  # whether they are not waited for any longer
         self._changed = asyncio.Condition()
         self._deciding = asyncio.Lock()
-        self._users, self._task = 0, None
+        self._users = 0
+        self._task: asyncio.Task[None] | None = None
         self._gauges = self._make_gauges()
 
     @classmethod
@@ -108,6 +118,27 @@ class ScalingControl:
         if service not in cls._of:
             cls._of[service] = cls(service, service.config.scaling)
         return cls._of[service]  # type: ignore[return-value]
+
+    def _history(self, config: AutoscalingConfig, now_s: float) -> NDArray[np.void]:
+        """Traffic that is known from before; none where there is no file."""
+        path = Path(self.settings.history or "")
+        if self.settings.history is None:
+            return np.zeros(0, TRAFFIC_DTYPE)
+        return read_history(path, config.history_bin_s, now_s, config.history_s)
+
+    def _keep_history(self) -> None:
+        """Writes the traffic that is known."""
+        config, now_s, path = self.view.config, self.now_s, self.settings.history
+        if path is None:
+            return
+        self._kept_s = now_s
+        most = round(config.history_s / config.history_bin_s)
+        found = self.view.meter.traffic(config.history_bin_s, min(now_s, self.view.meter.times_s[-1]), most)
+        try:
+            write_history(Path(path), found.bin_s, self.view.begun_s + found.end_s, found.rows)
+        except OSError as error:
+            self.service.count("scaling_history_failures")
+            _log.warning("scaling.history=%s cannot be written: %s", path, error)
 
     def _bounds(self) -> tuple[int, int]:
         spec, settings = self.view.spec, self.settings
@@ -136,6 +167,12 @@ class ScalingControl:
             "serving_gym_scaling_decision_age_seconds": "Age of the last decision",
         }
         return {name: Gauge(name, text, registry=self.service.registry) for name, text in described.items()}
+
+    @property
+    def period_s(self) -> float:
+        """Time between two decisions."""
+        period_s = period_of(self.service.host.policy)
+        return float(self.view.config.decision_interval_s) if period_s is None else period_s
 
     @property
     def name(self) -> str:
@@ -168,6 +205,7 @@ class ScalingControl:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         self._task = None
+        self._keep_history()
         self._of.pop(self.service, None)
         for gauge in self._gauges.values():
             self.service.registry.unregister(gauge)
@@ -181,6 +219,8 @@ class ScalingControl:
                 try:
                     await self._read(session)
                     await self.step(sample=self.scrapes)
+                    if self.now_s - self._kept_s >= _KEEP_EVERY_S:
+                        self._keep_history()
                 except Exception as error:  # noqa: BLE001 -- the next period is another chance
                     self._stand("fault", f"{type(error).__name__}: {error}")
                 due_s = max(due_s + self.settings.scrape_interval_s, self.now_s)
@@ -218,7 +258,9 @@ class ScalingControl:
         self.replicas.there_are(found, now_s)
         for name, said in values.items():
             self.replicas.take(name, said, now_s)
-        self.replicas.num_held, self.replicas.wanted = held, wanted
+        self.replicas.num_held = held
+        if self._api is None:
+            self.replicas.wanted = wanted
         await self.step()
 
     async def step(self, columns: Mapping[str, float] | None = None, sample: bool = True) -> None:
@@ -248,10 +290,11 @@ class ScalingControl:
 
     def _missing_history(self, now_s: float) -> str:
         """What of the traffic history the policy lacks; empty: nothing."""
-        least_s = max(self._needed_s, self.view.config.history_bin_s)
+        needed_s = history_needed_of(self.service.host.policy)
+        least_s = max(needed_s, self.view.config.history_bin_s)
         if (known_s := self.view.known_s(now_s)) < least_s:
             return f"{least_s:g} s of traffic history, and there are {known_s:g} s"
-        if self._needed_s and "input_tokens_total" not in self.view.meter.heard:
+        if needed_s and "input_tokens_total" not in self.view.meter.heard:
             return "the traffic history, and no source reports input_tokens_total"
         return ""
 
@@ -278,12 +321,9 @@ class ScalingControl:
     async def _decide(self, now_s: float, seen: Deployment) -> None:
         self._decided_s = now_s
         state = self.view.state(now_s, seen)
-        try:
-            answer = await asyncio.wait_for(self.service.decide(state), self.settings.decide_within_s)
-        except TimeoutError:
-            self._stand("late", f"the policy takes longer than {self.settings.decide_within_s:g} s")
-            return
-        if answer.error:
+        answer = await self.service.decide(state)
+        replaced = answer.by == "fallback" and self.service.config.fallback is not None
+        if answer.error and not replaced:  # nothing but the rule to leave all as it is takes its place
             self._stand("policy", f"the policy fails: {answer.error}")
             return
         present = len(state.endpoints[0].present)

@@ -7,6 +7,7 @@ replica that has not been read yet is one that starts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from serving_gym.envs.live.discovery import Discovery, Found, resolver_of
-from serving_gym.runners.serving.replica_metrics import STARTED, read_page
+from serving_gym.runners.serving.replica_metrics import PATHS, STARTED, read_page
 from serving_gym.runners.serving.scaling_view import COUNTERS, GAUGES, Deployment
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ NEEDED = ("num_running", "num_waiting")  # without which a reading is none
 MOST_REPLICAS = 4096
 _AT_ONCE = 64  # pages that are read side by side
 _PAGE_BYTES = 16 * 2**20
+_ROUND_INTERVALS = 2.0  # scrape intervals after which pages that have not come are given up
 _NAMES = (*GAUGES, *COUNTERS)
 
 
@@ -90,7 +92,8 @@ class Replicas:
         self.needed = () if "gauges" in settings.without else NEEDED
         self.known: dict[str, Replica] = {}
         self.seen_s: float | None = None
-        self.num_held, self.wanted = 0, None
+        self.num_held = 0
+        self.wanted: int | None = None
 
     def there_are(self, found: Mapping[str, Found], now_s: float) -> None:
         """Notes which replicas there are; others have gone."""
@@ -178,6 +181,7 @@ class Scraper:
         self.replicas, self.failures = replicas, 0
         self.discoveries = [Discovery(url, resolver_of(url, allow_remote)) for url in urls]
         self._said: set[str] = set()
+        self._paths: dict[str, str] = {}  # of the page of each server
 
     async def read(self, session: aiohttp.ClientSession, now_s: float) -> None:
         """Finds all replicas and reads each once; raises nothing, and takes a few seconds at most.
@@ -192,8 +196,11 @@ class Scraper:
             self.replicas.there_are(dict(list(found.items())[:MOST_REPLICAS]), now_s)
         places = asyncio.Semaphore(_AT_ONCE)
         urls = [url for url in found if url in self.replicas.known]
-        await asyncio.gather(*(self._read(session, places, found[url], now_s) for url in urls))
+        reading = asyncio.gather(*(self._read(session, places, found[url], now_s) for url in urls))
+        with contextlib.suppress(TimeoutError):  # what is not read by then is stale
+            await asyncio.wait_for(reading, _ROUND_INTERVALS * self.replicas.settings.scrape_interval_s)
         self._said &= set(urls)
+        self._paths = {url: path for url, path in self._paths.items() if url in found}
 
     async def _read(
         self, session: aiohttp.ClientSession, places: asyncio.Semaphore, server: Found, now_s: float
@@ -201,16 +208,19 @@ class Scraper:
         import aiohttp
 
         within = aiohttp.ClientTimeout(total=self.replicas.settings.scrape_interval_s)
+        path = self._paths.get(server.url, PATHS[0])
         try:
             async with (
                 places,
                 session.get(
-                    f"{server.url}/metrics",
+                    server.url + path,
                     timeout=within,
                     allow_redirects=False,
                     server_hostname=server.host or None,
                 ) as response,
             ):
+                if response.status == 404:  # some servers have their page elsewhere
+                    self._paths[server.url] = PATHS[(PATHS.index(path) + 1) % len(PATHS)]
                 if response.status != 200:
                     raise ValueError(f"the page has status {response.status}")
                 body = await _bounded(response)

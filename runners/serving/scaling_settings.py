@@ -32,7 +32,6 @@ class ScalingSettings:
         max_replicas: Most replicas; None: the places of the cluster.
         without: What sources do not report and the policy does not read: "gauges" of replicas. Without them there is
             otherwise no decision.
-        decide_within_s: Longest time of a decision, seconds; then the last one stands.
         metric: Name of the metric.
         history: File that the known traffic is read from at the start and written to; None: it begins with the process.
         tls_certificate: Certificate file of the external metrics API.
@@ -51,7 +50,6 @@ class ScalingSettings:
     min_replicas: int | None = None
     max_replicas: int | None = None
     without: tuple[str, ...] = ()
-    decide_within_s: float = 30.0
     metric: str = "desired_replicas"
     history: str | None = None
     tls_certificate: str | None = None
@@ -60,7 +58,7 @@ class ScalingSettings:
     component: str = "decode"
 
     def __post_init__(self) -> None:
-        times = ("scrape_interval_s", "stale_after_s", "start_within_s", "decide_within_s")
+        times = ("scrape_interval_s", "stale_after_s", "start_within_s")
         check_positive(self, *times, prefix="scaling.", finite=True)
         check_within(self, "[0, 1]", "most_stale_ratio", prefix="scaling.")
         check_at_least(self, 0, "min_replicas", prefix="scaling.")

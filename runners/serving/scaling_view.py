@@ -156,6 +156,21 @@ class Meter:
             self._compact(now_s)
             self._most = len(self.times_s) + _SAMPLES
 
+    def begin_with(self, rows: NDArray[np.void]) -> None:
+        """Begins with traffic that is known, in bins of `coarse_s` from 0 on.
+
+        Args:
+            rows: (T,) TRAFFIC_DTYPE.
+        """
+        grown = np.zeros((len(rows), _WIDTH))
+        for column, name in enumerate(_COLUMNS):
+            grown[:, column] = rows[name]
+        grown[:, _CONCURRENCY] = rows["mean_concurrency"] * self.coarse_s
+        grown[:, _INSTANCES] = rows["mean_instances"] * self.coarse_s
+        self.times_s = (self.coarse_s * np.arange(len(rows) + 1)).tolist()
+        self.sums = [np.zeros(_WIDTH), *np.cumsum(grown, axis=0)]
+        self.heard |= {name for name, column in zip(COUNTERS, _COLUMNS, strict=True) if rows[column].any()}
+
     def add(self, now_s: float, columns: Mapping[str, float]) -> None:
         """Adds to the last sample what is known of all replicas together.
 

@@ -37,7 +37,7 @@ class StandIn:
         policy = load_policy(config.policy, "autoscaling")
         policy.reset(spec.asked_every(period_of(policy)), 0)
         self._encoder = StateEncoder(self.env.config, spec.setting_of(AutoscalingSpec), spec.fleet)
-        self.host = SimpleNamespace(policy=policy, reset=lambda seed: policy.reset(spec, seed))
+        self.host = SimpleNamespace(policy=policy)
         self.config = SimpleNamespace(
             scaling=ScalingSettings(**scaling),
             backend=config.backend,
@@ -45,6 +45,10 @@ class StandIn:
             allow_remote=False,
             mode=mode,
             seed=0,
+            fallback=None,
+            token=None,
+            max_connections=100,
+            read_s=5.0,
         )
         self.registry = CollectorRegistry()
         self.counts: Counter[tuple[str, ...]] = Counter()
@@ -60,6 +64,12 @@ class StandIn:
         self.states.append(state)
         try:
             decision = self.host.policy.act(self._encoder.encode(state, 1.0), state)
-            return SimpleNamespace(decision=decision, applies=self.config.mode == "live", error="")
+            applies = self.config.mode == "live"
+            return SimpleNamespace(decision=decision, applies=applies, error="", by="policy")
         except Exception as error:  # noqa: BLE001 -- as the host
-            return SimpleNamespace(decision=None, applies=False, error=f"{type(error).__name__}: {error}")
+            said = f"{type(error).__name__}: {error}"
+            return SimpleNamespace(decision=(), applies=True, error=said, by="fallback")
+
+    async def reset(self, seed: int) -> None:
+        """Begins anew."""
+        self.host.policy.reset(self.env.policy_spec, seed)

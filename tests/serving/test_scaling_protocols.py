@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import math
+import re
 import shutil
 import ssl
 import subprocess
@@ -28,7 +29,7 @@ from serving_gym.runners.serving.proto import dynamo_planner_pb2 as planner
 from serving_gym.runners.serving.proto import externalscaler_pb2 as scaler
 from serving_gym.runners.serving.scaling_control import Decision, ScalingControl
 from tests.live.fake_server import FakeServer
-from tests.live.scaling_service import StandIn
+from tests.serving.scaling_service import StandIn
 
 HPA = ("policy=hpa_waiting", "env.history_bin_s=1", "env.recent_bin_s=1")
 VALUES = "/apis/external.metrics.k8s.io/v1beta1/namespaces/{}/desired_replicas"
@@ -227,6 +228,51 @@ def test_pages_of_replicas_are_read_and_readings_are_then_not_posted():
     assert control.decision.present == 1
     assert {"requests_total", "input_tokens_total"} & control.view.meter.heard
     assert len(service.states[-1].endpoints[0].running) == 1
+
+
+@pytest.mark.parametrize(
+    "mishap",
+    [
+        {"metrics_status": 502},
+        {"metrics_delay_s": 60.0},
+        {"rewrite_page": lambda page: page.replace("running", "runing")},
+        {"rewrite_page": lambda page: page[: len(page) // 2]},
+        {"rewrite_page": lambda page: re.sub(r"(num_requests_running\S*) .*", r"\1 NaN", page)},
+    ],
+    ids=["status", "hangs", "renamed", "cut", "nan"],
+)
+def test_a_replica_that_fails_is_stale_and_back_again_and_stops_nothing(mishap):
+    """One of two fails: within the ratio decisions go on with its last reading; the round is bounded."""
+
+    async def until(met):
+        async with asyncio.timeout(30):
+            while not met():
+                await asyncio.sleep(0.05)
+
+    async def run(urls, failing):
+        words = {"replicas": urls, "scrape_interval_s": 0.2, "stale_after_s": 1.0, "most_stale_ratio": 0.5}
+        async with listening(ExternalMetricsListener, *HPA, "policy.params.sync_s=0.3", **words) as (
+            one,
+            _,
+            service,
+        ):
+            control, replicas = one.control, one.control.replicas
+            await until(lambda: control.decision is not None and control.decision.present == 2)
+            usual = dict(vars(failing.behaviour))
+            vars(failing.behaviour).update(mishap)
+            await until(lambda: replicas.stale(control.now_s) == [failing.url])
+            asked = len(service.states)
+            await until(lambda: len(service.states) > asked + 1)  # it goes on
+            shown = len(service.states[-1].endpoints[0].running), control.problem
+            vars(failing.behaviour).update(usual)
+            await until(lambda: not replicas.stale(control.now_s))
+            return shown, service.counts
+
+    with FakeServer() as one, FakeServer() as other:
+        shown, counts = asyncio.run(run((one.url, other.url), other))
+    assert shown == (2, "")
+    if "rewrite_page" not in mishap:
+        assert counts["scaling_read_failures", "page"] > 0
 
 
 def certificate(folder, name):

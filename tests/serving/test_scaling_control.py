@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
+import time
 
 import numpy as np
 import pytest
 
 from serving_gym.envs.autoscaling.state import InstanceStatus
-from serving_gym.envs.live.discovery import Found
+from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE
+from serving_gym.envs.live.discovery import Found, KubernetesAPI
 from serving_gym.runners.serving.replica_metrics import read_page
 from serving_gym.runners.serving.scaling_control import ScalingControl
+from serving_gym.runners.serving.scaling_history import read_history, write_history
 from serving_gym.runners.serving.scaling_replicas import Replica, posted
 from serving_gym.runners.serving.scaling_settings import ScalingSettings
 from serving_gym.runners.serving.scaling_view import Meter
-from tests.live.scaling_service import StandIn
+from tests.live.fake_kubernetes import FakeKubernetes
+from tests.serving.scaling_service import StandIn
 
 HPA = ("policy=hpa_waiting", "policy.params.in_stabilization_s=15")
 
@@ -185,6 +190,75 @@ def test_scaling_to_zero_needs_bounds_that_allow_it():
         _, control, clock = made(*words, min_replicas=lowest if lowest == 0 else 1)
         body = {"replicas": {"pod-0": {"num_running": 0, "num_waiting": 0}}, "wanted": 1}
         assert play(control, clock, 120, body)[-1] == desired
+
+
+def test_the_history_outlives_the_process(tmp_path, caplog):
+    path, words = tmp_path / "deep" / "history.json", ("policy=sageserve", "env.history_bin_s=60")
+    bins, scaling = np.zeros(100, TRAFFIC_DTYPE), {"history": str(path), "stale_after_s": 200.0}
+    bins["input_tokens"], bins["mean_instances"] = 6e5, 2.0
+    write_history(path, 60.0, time.time() - 130.0, bins)
+    service, control, clock = made(*words, **scaling)
+    assert control.view.known_s(control.now_s) == 102 * 60.0  # two bins that are missing get the mean
+    body = readings(2, 5, wanted=2)
+    for step in range(3):
+        for values in body["replicas"].values():
+            values["input_tokens_total"] = 3e5 * step
+        play(control, clock, 60, body, every_s=60.0)
+    assert control.decision is not None  # sageserve waits for nothing
+    np.testing.assert_allclose(service.states[-1].endpoints[0].history.rows["input_tokens"][:102], 6e5)
+    control._keep_history()
+    found = read_history(path, 60.0, control.view.begun_s + control.now_s, 1e9)
+    assert len(found) == 105
+    np.testing.assert_allclose(found["input_tokens"][-2:], 6e5)  # 2 replicas
+    assert "2 bins are missing" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no history of traffic"),
+        ('{"bin_s": 60, "ended_s": 0, "rows": {"tokens": []}}', "column 'tokens' is unknown"),
+        ('{"bin_s": 60, "ended_s": 0, "rows": {"requests": [1], "input_tokens": [1, 2]}}', "equally long"),
+        ('{"bin_s": 60, "ended_s": 0, "rows": {"requests": [NaN]}}', "finite numbers"),
+        (
+            '{"bin_s": 30, "ended_s": 0, "rows": {"requests": [1]}}',
+            "has bins of 30 s, but env.history_bin_s is 60",
+        ),
+    ],
+)
+def test_files_that_are_no_history(tmp_path, text, said):
+    path = tmp_path / "history.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=said):
+        read_history(path, 60.0, 100.0, 1e9)
+
+
+def test_a_history_that_ended_long_ago_is_not_used(tmp_path, caplog):
+    path = tmp_path / "history.json"
+    write_history(path, 60.0, 1e9, np.zeros(10, TRAFFIC_DTYPE))
+    assert len(read_history(path, 60.0, 1e9 + 4000.0, 1e9)) == 0
+    assert "ended 4000 s ago and is not used" in caplog.text
+
+
+def test_what_the_target_is_to_have_is_read_from_the_cluster(tmp_path, monkeypatch, caplog):
+    async def run():
+        async with FakeKubernetes(tmp_path, replicas={"models/deployments/llama": 5}) as server:
+            api = functools.partial(KubernetesAPI, server.url, tmp_path)
+            monkeypatch.setattr("serving_gym.runners.serving.scaling_control.KubernetesAPI", api)
+            _, control, clock = made(*HPA, target="models/llama", read_scale=True)
+            await control._read(None)
+            clock.now_s += 5.0
+            await control.post(readings(2, 5))
+            first = control.replicas.wanted, control.decision.present
+            server.status, server.body = 503, b""
+            await control._read(None)
+            await control._read(None)
+            return first, control.replicas.wanted, control.service.counts["scaling_read_failures", "scale"]
+
+    first, after, failures = asyncio.run(run())
+    assert first == (5, 5)
+    assert (after, failures) == (None, 2)
+    assert len([text for text in caplog.messages if "cannot be read" in text]) == 1
 
 
 def test_counters_of_a_replica_that_was_there_before_count_from_its_first_reading():
