@@ -51,7 +51,7 @@ def environment_page(name: str) -> str:
     entry = ENVS[name]
     env_class, config_class = entry.load(entry.entry_point), entry.load(entry.config)
     lead, sections = manual_of(env_class)
-    kind = entry.env_id.partition("/")[2].partition("-")[0]
+    kind = entry.env_id.partition("/")[2].partition("-")[0].replace("DPTP", "DP/TP")
     picture = ROOT / f"docs/images/{name}.png"
     drawn = f"![{kind}: an episode](images/{picture.name})\n" if picture.is_file() else ""
     written = {

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import redirect_stdout
 from importlib import import_module
 from inspect import unwrap
 from pathlib import Path
@@ -19,11 +17,12 @@ from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.registration import ENVS, env_config_class
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.__main__ import commands
+from serving_gym.runners.command_line.help import first_words
 from serving_gym.runners.configuration.clusters import CLUSTERS
 from serving_gym.runners.configuration.folders import CONFIG_DIR
 from serving_gym.runners.configuration.schema import BackendConfig, LauncherConfig, TrackerConfig
 from serving_gym.runners.documentation.hardware import hardware_page
-from serving_gym.runners.documentation.markdown import block, code, importable, table
+from serving_gym.runners.documentation.markdown import code, importable, table
 from serving_gym.runners.documentation.schemas import Argument, arguments_of, prose_of
 from serving_gym.runners.documentation.tree import ROOT
 
@@ -168,21 +167,23 @@ def reference_pages() -> dict[str, str]:
 
 
 def command_page(name: str, schemas: Schemas) -> str:
-    """What a command prints with `--help`, and all its keys.
+    """What a command says of itself, the words that people change first, and all its keys.
 
     Args:
         name: The command.
         schemas: What is written elsewhere.
     """
     module = import_module(f"serving_gym.runners.{name}")
-    printed = io.StringIO()
-    with redirect_stdout(printed):
-        module.main(["--help"])
+    text = [f"# {name}", prose_of(module)]
+    if (CONFIG_DIR / f"{name}.yaml").is_file():
+        words = ([f"`{word}`", said] for word, said in first_words(name))
+        text += [
+            "## Words that people change first",
+            table(["word and default", "meaning or choices"], words),
+        ]
     hints = get_type_hints(unwrap(module.main))
-    text = [f"# `{name}`", block(printed.getvalue().strip())]
     if "config" in hints:
-        path = f"commands/{name}.md"
-        text += ["## All keys", schemas.table_of(hints["config"], path)]
+        text += ["## All keys", schemas.table_of(hints["config"], f"commands/{name}.md")]
     return importable("\n\n".join(text)) + "\n"
 
 

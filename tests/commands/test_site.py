@@ -99,6 +99,10 @@ def test_references_name_every_command_policy_and_environment_argument(written: 
     shown = {path: text for path, text in written.items() if path.startswith("reference/commands/")}
     assert set(shown) == {f"reference/commands/{name}.md" for name in commands()}
     assert all(f"python -m runners.{Path(path).stem} " in text for path, text in shown.items())
+    assert (
+        "| `seeds=10` | episodes of each policy; the same episodes for all |"
+        in shown["reference/commands/compare.md"]
+    )
     policies = "\n".join(text for path, text in written.items() if path.startswith("reference/policies/"))
     assert "## `flying_serving`" in policies
     assert "# Flying Serving\n" in policies
