@@ -11,10 +11,10 @@ A pattern names several trainings of one agent: they are pooled (`runners.compar
 both trainings and episodes.
 
 Writes `comparison.json` (see `runners.comparison.results`; null means infinite), `episodes.parquet`, and, unless
-`plots=false`, `intervals.png` and `timeline.png`. `report=true` also writes `report.html` (see `runners.report`) and,
-for it, the requests and decisions of the seed on which a policy has its lowest return.
-`benchmark=smoke|full|shift` runs every task of `configs/benchmark/task` instead and writes `TASK/comparison.json` and
-`benchmark.json` (see `runners.benchmark.benchmark`).
+`plots=false`, `intervals.png` and `timeline.png` (`figures=pdf`: each as a PDF too). `report=true` also writes
+`report.html` (see `runners.report`) and, for it, requests and decisions of the seed on which a policy has its lowest
+return. `benchmark=smoke|full|shift` runs every task of `configs/benchmark/task` instead and writes
+`TASK/comparison.json` and `benchmark.json` (see `runners.benchmark.benchmark`).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main(config: CompareConfig, out: Path) -> None:
         for i, episode in enumerate(results[last][: config.search.seeds]):
             compared.searched[i] = search(config, config.search, episode.seed)
         core: Any = env.unwrapped
-        ttft_slo_s = [slo.ttft_s for slo in core.policy_spec.slos]
+        slos_s = [(slo.ttft_s, slo.tpot_s) for slo in core.policy_spec.slos]
         comparison = _header(config, results[last], core.policy_spec) | compared.summary(kinds_of(policies))
         comparison["pools"] = pooled(results, config.pools)
         tracker.summary(compared_curves(comparison))
@@ -101,7 +101,7 @@ def main(config: CompareConfig, out: Path) -> None:
         if config.report:
             write_worst_episodes(out, results)
         if config.plots:
-            _plot(out, comparison, results, ttft_slo_s)
+            _plot(out, comparison, results, slos_s, config.figures)
             for name in ("intervals", "timeline"):
                 tracker.picture(f"comparison/{name}", out / f"{name}.png", len(results[last]))
     _print(comparison)
@@ -124,12 +124,18 @@ def _header(config: CompareConfig, episodes: list[Episode], spec: PolicySpec) ->
 
 
 def _plot(
-    out: Path, comparison: dict[str, Any], results: dict[str, list[Episode]], ttft_slo_s: list[float]
+    out: Path,
+    comparison: dict[str, Any],
+    results: dict[str, list[Episode]],
+    slos_s: list[tuple[float, float]],
+    figures: str,
 ) -> None:
     from serving_gym.runners.reporting.plots import plot_intervals, plot_timeline
 
-    plot_intervals(out / "intervals.png", comparison["policies"])
-    plot_timeline(out / "timeline.png", {name: episodes[0] for name, episodes in results.items()}, ttft_slo_s)
+    pools, learned = comparison["pools"], comparison["learned"]
+    plot_intervals(out / "intervals.png", comparison["policies"], pools, figures, learned)
+    firsts = {name: episodes[0] for name, episodes in results.items()}
+    plot_timeline(out / "timeline.png", firsts, slos_s, pools, figures, learned)
 
 
 def _print(comparison: dict[str, Any]) -> None:

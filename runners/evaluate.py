@@ -37,13 +37,14 @@ from serving_gym.runners.configuration.schema import EvaluateConfig
 from serving_gym.runners.html.report import write_report
 from serving_gym.runners.live.attach import configured_env
 from serving_gym.runners.live.both import evaluate_both
+from serving_gym.runners.live.client_report import client_report, shown_rows
 from serving_gym.runners.live.policies import deciding
 from serving_gym.runners.replaying.recording import STATES_FILE, Exploring, StateLog
 from serving_gym.runners.reporting.engine_lines import say_engines
 from serving_gym.runners.reporting.episode_files import write_episodes
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.records import Key, RunRecords
-from serving_gym.runners.reporting.tables import SHOWN_METRICS, print_results_in, print_table
+from serving_gym.runners.reporting.tables import SHOWN_METRICS, print_results_in, print_table, print_warnings
 from serving_gym.runners.reporting.trace_lines import say_traces
 from serving_gym.runners.reporting.trackers import make_tracker
 
@@ -59,7 +60,7 @@ def main(config: EvaluateConfig, out: Path) -> None:
     settings = dataclasses.asdict(config)
     with ending_on_signals(), RunRecords(out, settings, config.seeds, config.backend.name) as records:
         with (
-            deciding(config, {label: policy}, {label: config.policy}) as (policies, _),
+            deciding(config, {label: policy}, {label: config.policy}) as (policies, process),
             configured_env(config, out / "servers") as env,
             make_tracker(config.tracker, out, settings) as tracker,
             progress_bar(config.seeds, f"evaluate {label}", "episode") as bar,
@@ -88,12 +89,19 @@ def main(config: EvaluateConfig, out: Path) -> None:
             tracker.summary(
                 {f"evaluation/{name}": summary[name]["iqm"] for name in SHOWN_METRICS if name in summary}
             )
-        write_episodes(config, out, episodes, summary, spec, records.close_decisions())
+        live = None
+        if config.backend.name == "vllm":
+            live = client_report(config.env["name"], records.healths(label), episodes, process)
+        write_episodes(config, out, episodes, summary, spec, records.close_decisions(), live)
         records.complete()
-    rows = [(name, _interval(summary[name])) for name in SHOWN_METRICS if name in summary]
+    rows: list[tuple[str, Any]] = [
+        (name, _interval(summary[name])) for name in SHOWN_METRICS if name in summary
+    ]
+    rows += [] if live is None else shown_rows(live)
     if config.report:
         print(f"Report in {write_report(out)}")
     print_table(f"{label} on {config.workload.name}, {config.seeds} episodes", ("figure", "iqm [95 %]"), rows)
+    print_warnings([] if live is None else live["warnings"])
     print_results_in(out)
 
 

@@ -56,6 +56,7 @@ class LiveSession:
         health: which servers are hung or fail.
         on_hung: called in the loop's thread with a server that is hung, and why; its requests without a token have gone
             elsewhere. Whoever owns its process may start it again.
+        request_timeout_s: time from its arrival after which a request is ended, whatever it has, seconds; None: never.
         decisions: number of decisions that were taken out of a policy's hands, and of all; (0, 0): none is asked.
         serves: which servers can serve a row; by default all.
         in_service: whether a server takes requests; by default all do.
@@ -87,6 +88,7 @@ class LiveSession:
         self.longest: Callable[[int], int] = self._longest
         self.on_hung: Callable[[int, str], None] = lambda server, reason: None
         self.on_record: Callable[[dict[str, Any]], None] | None = None
+        self.request_timeout_s: float | None = None
         self.decisions: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.serves: Callable[[int], Collection[int]] = lambda row: range(len(self.servers))
         self._client: HttpClient | None = None
@@ -197,6 +199,7 @@ class LiveSession:
             server_is_coming=lambda: self.server_is_coming(),
             on_arrival=self.on_arrival,
             on_return=self.on_return,
+            timeout_s=self.request_timeout_s,
             watch=self,
             has_other=self._has_other,
         )

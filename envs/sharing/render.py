@@ -50,8 +50,8 @@ class Renderer(BaseRenderer[SharingState]):
     def record(self, state: SharingState, action: Any, reward: float = 0.0, refused: str = "") -> None:
         """Takes note of a decision, and of where the request that it was about is now."""
         offered = self._offer(self.state)
-        rows = state.requests[state.requests["index"] == offered] if offered is not None else ()
-        self.placed = int(rows[0]["instance"]) if len(rows) else None
+        rows = np.flatnonzero(state.requests["index"] == (-1 if offered is None else offered))
+        self.placed = int(state.requests["instance"][rows[0]]) if len(rows) else None
         super().record(state, action, reward, refused)
 
     @staticmethod

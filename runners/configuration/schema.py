@@ -36,6 +36,7 @@ SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 SIMULATOR = "simulator"
 BACKENDS = (SIMULATOR, "vllm", "both", "tables")
 LIVE_BACKENDS = ("vllm", "both")
+FIGURES = ("png", "pdf")  # `figures=`: PNG alone, or each with a PDF beside it
 
 
 @dataclass(frozen=True)
@@ -341,6 +342,7 @@ class CompareConfig(RunConfig):
         policies: names of files in `configs/policy`, or checkpoints (`zoo/NAME`, or a path; a pattern, as runs/ten/*,
             names several trainings of one agent, which are also pooled); None: the environment's defaults.
         plots: whether to draw.
+        figures: `png`, or `pdf`: each figure also as a PDF.
         disjoint: whether windows of a trace must not overlap; there may be fewer than `seeds` then.
         search: clairvoyant search as a reference.
         benchmark: a benchmark of many comparisons, which sets all other keys but `out`; None: one comparison.
@@ -351,6 +353,7 @@ class CompareConfig(RunConfig):
     policies: tuple[str, ...] | None = None
     plots: bool = True
     report: bool = False
+    figures: str = "png"
     disjoint: bool = False
     search: SearchConfig = field(default_factory=SearchConfig)
     benchmark: BenchmarkConfig | None = None
@@ -360,6 +363,7 @@ class CompareConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("figures", self.figures, FIGURES)
         if not self.compared:
             raise ValueError("policies must name at least one policy, as in policies=[static_dp,static_tp]")
         if self.launcher.name != "local" and self.backend.name != SIMULATOR:

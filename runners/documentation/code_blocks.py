@@ -12,7 +12,7 @@ _SHELL = re.compile(
 )
 _CODE = re.compile(r"(import |from |def |class |@|\w+ = [\w.]+\()")
 _TOML = re.compile(r"\[[\w.\"-]+\]$")
-_YAML = re.compile(r"(# \S+\.yaml|\w+:( |$))")
+_YAML = re.compile(r"\w+:( |$)")
 _ITEM = re.compile(r"\s*([*+-]|\d+\.) ")
 
 
@@ -40,7 +40,7 @@ def _with_fences(lines: list[str]) -> Iterator[str]:
             number += 1
             continue
         code = list(_block(lines[number:]))
-        yield f"```{language(code[0])}"
+        yield f"```{language(code)}"
         yield from code
         yield "```"
         number += len(code)
@@ -58,14 +58,15 @@ def _block(lines: list[str]) -> list[str]:
     return code
 
 
-def language(first: str) -> str:
-    """The language of code by its first line.
+def language(code: list[str]) -> str:
+    """The language of code by its first line, or the first behind a comment and what is blank.
 
     Args:
-        first: The line.
+        code: Its lines.
     """
+    said = next((line for line in code[1:] if line.strip()), "") if code[0].startswith("# ") else code[0]
     for name, pattern in (("bash", _SHELL), ("python", _CODE), ("toml", _TOML), ("yaml", _YAML)):
-        if pattern.match(first):
+        if pattern.match(said):
             return name
     return "text"
 

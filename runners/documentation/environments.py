@@ -51,7 +51,7 @@ def environment_page(name: str) -> str:
     entry = ENVS[name]
     env_class, config_class = entry.load(entry.entry_point), entry.load(entry.config)
     lead, sections = manual_of(env_class)
-    kind = entry.env_id.partition("/")[2].partition("-")[0]
+    kind = entry.env_id.partition("/")[2].partition("-")[0].replace("DPTP", "DP/TP")
     picture = ROOT / f"docs/images/{name}.png"
     drawn = f"![{kind}: an episode](images/{picture.name})\n" if picture.is_file() else ""
     written = {
@@ -83,7 +83,8 @@ def manual_of(env_class: type) -> tuple[str, dict[str, str]]:
     titles, texts = rest[::2], rest[1::2]
     if tuple(titles) != SECTIONS:
         raise ValueError(
-            f"the docstring of {env_class.__name__} must have the sections {', '.join(SECTIONS)}; got {', '.join(titles)}"
+            f"the docstring of {env_class.__name__} must have the sections {', '.join(SECTIONS)}; "
+            f"got {', '.join(titles)}"
         )
     return re.sub(r" `Serving/[\w-]+`\.", "", lead, count=1), dict(zip(titles, texts, strict=True))
 
@@ -174,15 +175,15 @@ def arguments_text(name: str, config_class: type) -> str:
     """The fields of an environment's configuration, with the files that it chooses of config groups."""
     chosen = choices_of(name)
     rows = (
-        [f"`{item.name}`", code(chosen.get(item.name, item.default)) or item.type, item.meaning]
+        [f"`{item.name}`", code(chosen.get(item.name, item.default)) or item.kind, item.meaning]
         for item in arguments_of(config_class)
     )
     shared = ", ".join(f"`{key}=`" for key in SHARED_ENV_FIELDS)
     return "\n\n".join(
         [
             table(["argument", "default", "meaning"], rows),
-            f"In Python these are keywords of `gymnasium.make`; commands take `env.ARGUMENT=VALUE`, and {shared} without "
-            f"`env.`. Their class is `{config_class.__module__}.{config_class.__name__}`.",
+            "In Python these are keywords of `gymnasium.make`; commands take `env.ARGUMENT=VALUE`, and "
+            f"{shared} without `env.`. Their class is `{config_class.__module__}.{config_class.__name__}`.",
         ]
     )
 

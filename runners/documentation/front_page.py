@@ -29,12 +29,14 @@ def front_page() -> str:
                 "# serving-gym",
                 lead,
                 "## One result",
-                f"[`{result.env_id}`](docs/{SHOWN}.md): a router sends each request to one of four engines of three speeds.",
+                f"[`{result.env_id}`](docs/{SHOWN}.md): a router sends each request to one of four engines of three "
+                "speeds.",
                 block(result.command),
                 verdict(result),
                 result.as_table(),
                 f"Interquartile means over {result.seeds} test episodes; all policies meet the same arrivals. "
-                "[Results](docs/findings.md) and the [benchmark](configs/benchmark/README.md) have all the others, losses too.",
+                "[Results](docs/findings.md) and the [benchmark](configs/benchmark/README.md) have more, and "
+                "the losses.",
                 "## Start",
                 section(readme, "Two commands"),
                 "Then: [in Python](docs/python.md), [commands](docs/commands.md), "
@@ -58,8 +60,8 @@ def verdict(result: Results) -> str:
     word = "no difference" if low <= 0 <= high else "a difference"
     return (
         f"`{best}` has the highest return: {result.gain_over('jsq')} over join-the-shortest-queue (`jsq`), and "
-        f"{result.gain_over(heuristic)} over the best tuned heuristic, `{heuristic}`: {word} at 95 %. Gains are paired, "
-        "episode by episode, in per cent of the other's cost."
+        f"{result.gain_over(heuristic)} over the best tuned heuristic, `{heuristic}`: {word} at 95 %. Gains are "
+        "paired, episode by episode, in per cent of the other's cost."
     )
 
 
@@ -108,12 +110,12 @@ def trust() -> str:
     ]
     return "\n\n".join(
         [
-            f"Errors of version {record['version']} on measured deployments that the fit was not shown, absolute, per cent, "
-            "median / 90th percentile:",
+            f"Errors of version {record['version']} on measured deployments that the fit was not shown, absolute, "
+            "per cent, median / 90th percentile:",
             table(["measurements", "runs", "TPOT", "TTFT"], rows),
             "* [Fidelity](FIDELITY.md): every profile, by load, and against live servers.\n"
             "* The compiled scheduler takes the same steps as [vLLM's own](tests/vllm/README.md).\n"
-            "* [Reproductions](REPRODUCTION.md): the headline figures of five papers beside ours, with those that fail.\n"
+            "* [Reproductions](REPRODUCTION.md): headline figures of five papers beside ours, those that fail too.\n"
             "* Learned policies are held to [gates](docs/benchmark.md) on tail latency, fairness and lost requests.",
         ]
     )

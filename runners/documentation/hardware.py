@@ -31,8 +31,8 @@ def hardware_page() -> str:
                         for name, spec in sorted(MODELS.items())
                     ),
                 ),
-                f"With {', '.join(f'`-{name}`' for name in PRECISIONS)} behind its name a model has its matrices, or its "
-                "KV cache, in that type.",
+                f"With {', '.join(f'`-{name}`' for name in PRECISIONS)} behind its name a model has its matrices, or "
+                "its KV cache, in that type.",
                 "## GPUs",
                 table(
                     ["GPU", "memory, GB", "bandwidth, TB/s", "bf16, TFLOP/s", "interconnect, GB/s", "USD/h"],

@@ -44,6 +44,7 @@ from serving_gym.runners.live.launching import (
     launch_settings,
     slots_of,
 )
+from serving_gym.runners.live.settings_in_use import check_used
 from serving_gym.runners.live.switching import switching_env
 
 LiveEnv = LiveRoutingEnv | LiveDPTPEnv | LiveAutoscalingEnv | LiveDeploymentEnv | LiveSharingEnv
@@ -68,6 +69,7 @@ def live_backend(
         ValueError: a package is missing, a server cannot be started, or does not answer as vLLM does.
     """
     check_installed()
+    check_used(config, "")
     with ending_on_signals(), contextlib.ExitStack() as stack:
         launched = None
         if config.launch:
@@ -103,6 +105,7 @@ def configured_env(config: RunConfig, folder: Path) -> Iterator[gym.Env[Any, Any
 def live_env(config: RunConfig, folder: Path) -> Iterator[tuple[LiveEnv, LocalServers | None]]:
     """The environment on live servers, and the servers of a fleet that was launched for it."""
     check_installed()
+    check_used(config.backend, config.env["name"])
     if config.env["name"] == "dp_tp":
         with switching_env(config, folder) as node:
             yield node, None

@@ -20,6 +20,7 @@ from serving_gym.runners.configuration.policies import check_spaces, load_polici
 from serving_gym.runners.configuration.schema import EvaluateConfig
 from serving_gym.runners.html.report import write_report
 from serving_gym.runners.live.attach import live_env
+from serving_gym.runners.live.client_report import client_report, shown_rows
 from serving_gym.runners.live.gap import USUAL_RIVALS, gap, transition_gap
 from serving_gym.runners.live.policies import deciding
 from serving_gym.runners.reporting.engine_lines import say_engines
@@ -27,7 +28,7 @@ from serving_gym.runners.reporting.episode_files import write_episodes
 from serving_gym.runners.reporting.output import write_json
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.records import Key, RunRecords
-from serving_gym.runners.reporting.tables import print_results_in, print_table
+from serving_gym.runners.reporting.tables import print_results_in, print_table, print_warnings
 from serving_gym.runners.reporting.trackers import make_tracker
 from serving_gym.runners.rollouts.rollout import Episode
 
@@ -47,7 +48,7 @@ def evaluate_both(config: EvaluateConfig, out: Path) -> None:
     settings, planned = dataclasses.asdict(config), len(policies) * config.seeds * (1 + config.repeats)
     with ending_on_signals(), RunRecords(out, settings, planned, "vllm") as records:
         with (
-            deciding(config, policies, {label: config.policy}) as (remote, _),
+            deciding(config, policies, {label: config.policy}) as (remote, process),
             live_env(config, out / "servers") as (live, launched),
             make_tracker(config.tracker, out, settings) as tracker,
             progress_bar(planned, "evaluate", "episode") as bar,
@@ -70,15 +71,20 @@ def evaluate_both(config: EvaluateConfig, out: Path) -> None:
                 **_header(config),
                 **gap(simulated, real),
                 "transitions": _transitions(simulator, live, launched),
+                "live": {
+                    name: client_report(config.env["name"], records.healths(name), real[name], process)
+                    for name in real
+                },
             }
             tracker.summary({f"gap/{name}": entry["ape_median"] for name, entry in found["gap"].items()})
         records.close_decisions()
-        write_episodes(config, out, real[label], aggregate(real[label]), spec)
+        write_episodes(config, out, real[label], aggregate(real[label]), spec, live=found["live"][label])
         write_json(out / "gap.json", found)
         records.complete()
     if config.report:
         print(f"Report in {write_report(out)}")
     _print(found)
+    print_warnings([f"{name}: {line}" for name, each in found["live"].items() for line in each["warnings"]])
     print_results_in(out)
 
 
@@ -132,6 +138,9 @@ def _print(found: dict[str, Any]) -> None:
     headings = ("figure", "median error %", "mean %", "largest %", "spread of live runs")
     print_table(f"Simulation against live servers, {len(found['policies'])} policies", headings, rows)
     ranking = found["ranking"]
+    rows = [(name, *(value for _, value in shown_rows(report))) for name, report in found["live"].items()]
+    columns = [column for column, _ in shown_rows(next(iter(found["live"].values())))]
+    print_table("Live runs", ("policy", *columns), rows)
     print_table(
         f"Ranking by {ranking['by']}",
         ("", ""),

@@ -56,11 +56,11 @@ def _engines(engines: Sequence[Watched], now_s: float, stale_after_s: float) -> 
         assert gauges is not None, "an engine has been read"
         table.add_row(
             each.url.partition("://")[2],
-            str(gauges.num_running),
-            str(gauges.num_waiting),
+            _count(gauges.num_running),
+            _count(gauges.num_waiting),
             _bar(gauges.kv_usage_ratio),
-            *map(_count, each.rates or (None, None)),
-            str(gauges.preemptions),
+            *map(_count, each.rates),
+            _count(gauges.preemptions),
             sparkline(each.history),
             _age(each, now_s, stale_after_s),
         )
@@ -73,17 +73,23 @@ def _engines(engines: Sequence[Watched], now_s: float, stale_after_s: float) -> 
 def _sums(engines: Sequence[Watched]) -> list[str | Text]:
     """The last row: all engines together."""
     gauges = [each.gauges for each in engines if each.gauges is not None]
-    rates = [each.rates for each in engines if each.rates is not None]
+    shares = [each.kv_usage_ratio for each in gauges if each.kv_usage_ratio is not None]
     return [
         "together",
-        str(sum(each.num_running for each in gauges)),
-        str(sum(each.num_waiting for each in gauges)),
-        _bar(sum(each.kv_usage_ratio for each in gauges) / len(gauges)),
-        *(_count(sum(pair[part] for pair in rates) if rates else None) for part in (0, 1)),
-        str(sum(each.preemptions for each in gauges)),
+        _sum(each.num_running for each in gauges),
+        _sum(each.num_waiting for each in gauges),
+        _bar(sum(shares) / len(shares) if shares else None),
+        *(_sum(each.rates[part] for each in engines) for part in (0, 1)),
+        _sum(each.preemptions for each in gauges),
         "",
         "",
     ]
+
+
+def _sum(values: Iterable[float | None]) -> str:
+    """Sum of what is known."""
+    known = [value for value in values if value is not None]
+    return _count(sum(known) if known else None)
 
 
 def _policies(policies: Sequence[Watched], now_s: float, stale_after_s: float) -> Table:
@@ -144,7 +150,9 @@ def sparkline(values: Iterable[int]) -> str:
     return "".join(_LEVELS[min(int(value / highest * len(_LEVELS)), len(_LEVELS) - 1)] for value in row[-20:])
 
 
-def _bar(share: float) -> Text:
+def _bar(share: float | None) -> Text:
+    if share is None:
+        return Text("-")
     filled = round(min(max(share, 0.0), 1.0) * _BAR)
     return Text(
         f"{'█' * filled}{'·' * (_BAR - filled)} {share:4.0%}", style=_FULL if share >= _ALMOST_FULL else ""

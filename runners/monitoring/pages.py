@@ -8,16 +8,16 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from serving_gym.envs.live.gauges import Gauges, read_gauges
-
-if TYPE_CHECKING:
-    import aiohttp
+from serving_gym.envs.live.gauges import Gauges, MetricNames, find_names
+from serving_gym.envs.live.http import HttpClient, read_text, why
+from serving_gym.envs.live.metric_names import FAMILIES
+from serving_gym.envs.live.scraper import MOST_PAGE_BYTES
 
 ENGINE, POLICY = "engine", "policy"
 STATUS_PATHS = ("/v1/status", "/status")
-_MOST_BYTES = 16 * 2**20  # of a page
+_NO_SUCH_PAGE = (404, 405)
 _REMEMBERED = 60  # readings in a sparkline
 
 
@@ -33,7 +33,8 @@ class Watched:
         readings: Good readings.
         failures: Pages that could not be read.
         gauges: Of an engine, as last read.
-        rates: Prompt and generated tokens a second between the last two readings of an engine; None before the second.
+        rates: Prompt and generated tokens a second between the last two readings of an engine; None: not known.
+        names: By which names an engine tells what is read.
         status: Of a serving process, as last read.
         history: Requests in batch and queue of an engine at the last readings.
     """
@@ -45,7 +46,8 @@ class Watched:
     readings: int = 0
     failures: int = 0
     gauges: Gauges | None = None
-    rates: tuple[float, float] | None = None
+    rates: tuple[float | None, float | None] = (None, None)
+    names: MetricNames | None = None
     status: dict[str, Any] = field(default_factory=dict)
     history: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
@@ -62,14 +64,13 @@ class Watched:
         """Keeps a reading of an engine."""
         before, before_s = self.gauges, self.read_s
         if before is not None and before_s is not None and at_s > before_s:
-            prompt = gauges.prompt_tokens - before.prompt_tokens
-            generated = gauges.generation_tokens - before.generation_tokens
-            if min(prompt, generated) < 0:  # the server was started again
-                self.rates = None
-            else:
-                self.rates = prompt / (at_s - before_s), generated / (at_s - before_s)
+            self.rates = (
+                _rate(before.prompt_tokens, gauges.prompt_tokens, at_s - before_s),
+                _rate(before.generation_tokens, gauges.generation_tokens, at_s - before_s),
+            )
         self.gauges = gauges
-        self.history.append(gauges.num_requests)
+        if gauges.num_requests is not None:
+            self.history.append(gauges.num_requests)
         self._note(ENGINE, at_s)
 
     def note_status(self, status: dict[str, Any], at_s: float) -> None:
@@ -87,63 +88,72 @@ class Watched:
         self.readings += 1
 
 
-async def read_all(session: aiohttp.ClientSession, watched: Sequence[Watched], within_s: float) -> None:
-    """Reads every address once, side by side, and waits at most `within_s` seconds for each page."""
-    await asyncio.gather(*(_read(session, each, within_s) for each in watched))
+async def read_all(client: HttpClient, watched: Sequence[Watched], within_s: float) -> None:
+    """Reads every address once, side by side, and waits at most `within_s` seconds for each."""
+    await asyncio.gather(*(_read(client, each, within_s) for each in watched))
 
 
-async def _read(session: aiohttp.ClientSession, watched: Watched, within_s: float) -> None:
+async def _read(client: HttpClient, watched: Watched, within_s: float) -> None:
     try:
         async with asyncio.timeout(within_s):
-            if watched.kind != ENGINE and await _read_status(session, watched):
+            if watched.kind != ENGINE and await _read_status(client, watched, within_s):
                 return
             if watched.kind == POLICY:
                 raise ValueError(f"{watched.url}{STATUS_PATHS[0]} does not answer as runners.serve does")
-            at_s = time.monotonic()
-            text = (await _page(session, f"{watched.url}/metrics")).decode("utf-8")
-            watched.note_gauges(read_gauges(text, watched.url), at_s)
+            await _read_gauges(client, watched, within_s)
     except TimeoutError:
         watched.note_failure(f"no answer within {within_s:g} s")
     except Exception as error:  # noqa: BLE001 -- whatever a server sends, the others are watched on
-        watched.note_failure(" ".join(f"{type(error).__name__}: {error}".split()).rstrip(": "))
+        watched.note_failure(why(error))
 
 
-async def _read_status(session: aiohttp.ClientSession, watched: Watched) -> bool:
+async def _read_status(client: HttpClient, watched: Watched, within_s: float) -> bool:
     """Reads the status of a serving process; returns whether the address is one."""
-    import aiohttp
-
     for path in STATUS_PATHS:
         at_s = time.monotonic()
-        try:
-            page = await _page(session, f"{watched.url}{path}")
-        except aiohttp.ClientResponseError as error:
-            if error.status in (404, 405):
-                continue
-            raise
-        status = json.loads(page)
+        page = await _page(client, watched.url, path, within_s)
+        status = None if page is None else json.loads(page)
         if isinstance(status, dict) and "policy" in status:
             watched.note_status(status, at_s)
             return True
     return False
 
 
-async def _page(session: aiohttp.ClientSession, url: str) -> bytes:
-    """A page.
+async def _read_gauges(client: HttpClient, watched: Watched, within_s: float) -> None:
+    """Reads the metrics of an engine, of any server that is known.
 
     Raises:
-        aiohttp.ClientError: It cannot be had, or has another status than 200.
-        ValueError: It is too long.
+        ValueError: There is no such page, or it is of no known server.
     """
-    async with session.get(url, allow_redirects=False) as response:
-        response.raise_for_status()
+    paths = dict.fromkeys(family.path for family in FAMILIES)
+    for path in [watched.names.family.path] if watched.names is not None else paths:
+        at_s = time.monotonic()
+        page = await _page(client, watched.url, path, within_s)
+        if page is not None:
+            if watched.names is None:
+                watched.names = find_names(page, f"{watched.url}{path}")
+            watched.note_gauges(watched.names.read(page, watched.url), at_s)
+            return
+    raise ValueError(f"{watched.url} has neither {STATUS_PATHS[0]} nor {' nor '.join(paths)}")
+
+
+async def _page(client: HttpClient, url: str, path: str, within_s: float) -> str | None:
+    """A page; None: there is none.
+
+    Raises:
+        ValueError: It has another status than 200, does not end, or is no text.
+    """
+    async with client.get(url, path, within_s) as response:
+        if response.status in _NO_SUCH_PAGE:
+            return None
         if response.status != 200:
-            raise ValueError(f"{url} answers with status {response.status}")
-        page = await response.content.read(_MOST_BYTES + 1)
-        while len(page) <= _MOST_BYTES and (more := await response.content.read(_MOST_BYTES)):
-            page += more
-    if len(page) > _MOST_BYTES:
-        raise ValueError(f"{url} sends more than {_MOST_BYTES >> 20} MiB")
-    return page
+            raise ValueError(f"{path} answers HTTP {response.status}")
+        return await read_text(response, MOST_PAGE_BYTES)
+
+
+def _rate(before: int | None, now: int | None, seconds: float) -> float | None:
+    """Tokens a second; None: not told, or the server was started again."""
+    return None if before is None or now is None or now < before else (now - before) / seconds
 
 
 def number_in(status: Mapping[str, Any], *names: str) -> float | None:

@@ -56,7 +56,7 @@ class Summary:
             rows.append(row)
         return {"at_s": now_s - begun_s, "servers": rows}
 
-    def result(self, watched: Sequence[Watched], seconds: float, gains: Sequence[Any]) -> dict[str, Any]:
+    def result(self, watched: Sequence[Watched], seconds: float, gain: dict[str, Any]) -> dict[str, Any]:
         """The content of `summary.json`."""
         return {
             "seconds": seconds,
@@ -68,7 +68,7 @@ class Summary:
                 if each.kind == POLICY
             },
             "never_read": {each.url: each.problem for each in watched if not each.kind},
-            "gains": list(gains),
+            "gain": gain,
         }
 
     def _engine(self, watched: Watched) -> dict[str, Any]:
@@ -95,25 +95,26 @@ class Summary:
 
 
 def _gauges(watched: Watched) -> dict[str, Any]:
-    gauges, rates = watched.gauges, watched.rates
+    gauges = watched.gauges
     assert gauges is not None, "an engine has been read"
     return {
         "num_running": gauges.num_running,
         "num_waiting": gauges.num_waiting,
         "kv_usage_ratio": gauges.kv_usage_ratio,
         "preemptions": gauges.preemptions,
-        "prompt_tokens_per_s": None if rates is None else rates[0],
-        "generated_tokens_per_s": None if rates is None else rates[1],
+        "prompt_tokens_per_s": watched.rates[0],
+        "generated_tokens_per_s": watched.rates[1],
     }
 
 
 def _sum(sums: Sums, watched: Watched) -> None:
     gauges = watched.gauges
     assert gauges is not None, "an engine has been read"
+    running, waiting, usage = gauges.num_running or 0, gauges.num_waiting or 0, gauges.kv_usage_ratio or 0.0
     sums.readings += 1
-    sums.running += gauges.num_running
-    sums.waiting += gauges.num_waiting
-    sums.kv_usage_ratio += gauges.kv_usage_ratio
-    sums.most_running = max(sums.most_running, gauges.num_running)
-    sums.most_waiting = max(sums.most_waiting, gauges.num_waiting)
-    sums.most_kv_usage_ratio = max(sums.most_kv_usage_ratio, gauges.kv_usage_ratio)
+    sums.running += running
+    sums.waiting += waiting
+    sums.kv_usage_ratio += usage
+    sums.most_running = max(sums.most_running, running)
+    sums.most_waiting = max(sums.most_waiting, waiting)
+    sums.most_kv_usage_ratio = max(sums.most_kv_usage_ratio, usage)

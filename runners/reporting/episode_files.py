@@ -24,6 +24,7 @@ def write_episodes(
     summary: dict[str, Any],
     spec: Any,
     decisions_written: bool = False,
+    live: dict[str, Any] | None = None,
 ) -> None:
     """Writes `episodes.parquet`, `requests.parquet`, `decisions.jsonl`, `requests.json` and `summary.json`.
 
@@ -34,6 +35,7 @@ def write_episodes(
         summary: Metrics over the episodes.
         spec: The policy specification.
         decisions_written: Whether `decisions.jsonl` is there already.
+        live: `client_report` of the episodes; None: they were simulated.
     """
     write_parquet(out / "episodes.parquet", pd.DataFrame([episode.row() for episode in episodes]))
     requests = [episode.records.to_frame().assign(seed=episode.seed) for episode in episodes]
@@ -59,6 +61,7 @@ def write_episodes(
             "classes": described_classes(spec),
             "metrics": summary,
             "us_per_decision": sum(episode.us_per_decision for episode in episodes) / len(episodes),
+            **({} if live is None else {"live": live}),
         },
     )
 

@@ -15,6 +15,7 @@ with the same `out` then runs only the episodes that are not in `parts`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import shutil
@@ -89,6 +90,7 @@ class RunRecords:
         self._failed = False  # whether a file could not be written
         self._decisions: LineWriter | None = None
         self._requests: LineWriter | None = None
+        self._healths: dict[Key, dict[str, Any]] = {}  # `ClientHealth` of episodes on live servers
         self._begun = False
         self._part = 0  # number of the next part
         self._resume()
@@ -113,7 +115,10 @@ class RunRecords:
         """
         if key not in self._done:
             sink = self._begin(key, env.unwrapped) if key.body == "vllm" else None
-            self._end(key, run_episode(env, policy, key.seed, key.policy, sink))
+            episode = run_episode(env, policy, key.seed, key.policy, sink)
+            if sink is not None:
+                self._healths[key] = dataclasses.asdict(env.unwrapped.client_health())
+            self._end(key, episode)
         return self._done[key]
 
     def _begin(self, key: Key, core: Any) -> Callable[[dict[str, Any]], None]:
@@ -137,7 +142,7 @@ class RunRecords:
         name, self._part = str(self._part), self._part + 1
         self._done[key] = episode
         about = {"key": vars(key), "metrics": episode.metrics, "duration_s": episode.duration_s}
-        about["us_per_decision"] = episode.us_per_decision
+        about |= {"us_per_decision": episode.us_per_decision, "health": self._healths.get(key)}
         try:
             write_parquet(self.out / PARTS / f"{name}.parquet", episode.records.to_frame())
             write_text(
@@ -150,6 +155,10 @@ class RunRecords:
     def done(self) -> int:
         """Number of episodes that are kept."""
         return len(self._done)
+
+    def healths(self, policy: str) -> list[dict[str, Any]]:
+        """`ClientHealth` of a policy's episodes on live servers, as plain values."""
+        return [health for key, health in self._healths.items() if key.policy == policy]
 
     def close_decisions(self) -> bool:
         """Ends the files of lines; returns whether `decisions.jsonl` has every decision of the run."""
@@ -180,7 +189,9 @@ class RunRecords:
         decisions = _by_key(read_lines(self.out / DECISIONS))
         for about in sorted((self.out / PARTS).glob("*.json"), key=lambda part: int(part.stem)):
             said = json.loads(about.read_text(encoding="utf-8"))
-            key = Key(**said.pop("key"))
+            key, health = Key(**said.pop("key")), said.pop("health")
+            if health is not None:
+                self._healths[key] = health
             own = decisions.get((key.policy, key.seed, key.repeat), []) if key.body == self.body else []
             records = records_of(pd.read_parquet(about.with_suffix(".parquet")))
             self._done[key] = Episode(

@@ -70,6 +70,12 @@ def print_summary(title: str, summary: Mapping[str, Any], names: Sequence[str] =
     print_table(title, ("figure", "value"), shown)
 
 
+def print_warnings(warnings: Sequence[str]) -> None:
+    """Prints sentences below a table."""
+    for sentence in warnings:
+        Console().print(f"warning: {sentence}", soft_wrap=True, highlight=False, markup=False)
+
+
 def print_results_in(out: Path) -> None:
     """Prints the path of the results."""
     Console().print(f"Results in {out}", soft_wrap=True, highlight=False, markup=False)

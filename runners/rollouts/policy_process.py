@@ -240,9 +240,9 @@ class RemotePolicy:
     def act(self, observation: Any, state: Any) -> Any:
         """The policy's action; `NoDecision` where it fails or has none in time."""
         process = self._process
+        process.settle(min(self._within_s, _PATIENCE_S))
         if process.given_up:
             return NoDecision(process.given_up)
-        process.settle(min(self._within_s, _PATIENCE_S))
         if process.busy:
             return NoDecision(f"{self.name} is still at an earlier decision")
         if self._ready_in != process.generation:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.runners.serving.bounded_site import BoundedSite
 from serving_gym.runners.serving.fleet_view import FleetView, Flight
 from serving_gym.runners.serving.json_body import json_object, text_of, whole_of
 from serving_gym.runners.serving.openai_requests import DEFAULT_OUTPUT_TOKENS, Lengths, prefix_ids
@@ -40,6 +41,7 @@ PENDING_S = 120.0  # for which a selection may be booked; Dynamo's `--selection-
 MOST_PENDING = 4096
 EXPIRY_S = 300.0  # after which a booking is given up; Dynamo's DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS
 _MOST_BYTES = 16 * 2**20
+_OPEN_PATHS = ("/health", "/ready")  # without a token
 _DEFAULT = "default"
 _HIGHEST_PRIORITY = 2**31 - 2
 
@@ -109,6 +111,7 @@ class DynamoRouter:
     """
 
     environments: ClassVar[tuple[str, ...]] = ("routing",)
+    checks_token: ClassVar[bool] = True
     default_port: ClassVar[int] = 8092  # of Dynamo's own
 
     def __init__(self, service: PolicyService, address: str, port: int) -> None:
@@ -121,41 +124,45 @@ class DynamoRouter:
         self.workers: dict[int, _Worker] = {}
         self._pending: OrderedDict[str, _Pending] = OrderedDict()
         self._booked: OrderedDict[str, float] = OrderedDict()  # when, by selection, monotonic seconds
-        self._runner: web.AppRunner | None = None
+        self._site: BoundedSite | None = None
 
     async def start(self) -> str:
         """Starts listening; returns the address."""
         from aiohttp import web
 
-        app = web.Application(client_max_size=_MOST_BYTES)
-        app.add_routes(
-            [
-                web.get("/health", self._answers(self._health)),
-                web.get("/ready", self._answers(self._ready)),
-                web.get("/workers", self._answers(self._list_workers)),
-                web.post("/workers", self._answers(self._put_worker)),
-                web.patch("/workers/{worker_id}", self._answers(self._patch_worker)),
-                web.delete("/workers/{worker_id}", self._answers(self._remove_worker)),
-                web.post("/select", self._answers(self._select)),
-                web.post("/select_and_reserve", self._answers(self._select_and_reserve)),
-                web.post("/reservations", self._answers(self._reserve)),
-                web.post("/reservations/{id}/prefill_complete", self._answers(self._prefill_complete)),
-                web.post("/reservations/{id}/output_block", self._answers(self._output_block)),
-                web.delete("/reservations/{id}", self._answers(self._free)),
-                web.get("/loads", self._answers(self._loads)),
-            ]
+        routes = [
+            web.get("/health", self._answers(self._health)),
+            web.get("/ready", self._answers(self._ready)),
+            web.get("/workers", self._answers(self._list_workers)),
+            web.post("/workers", self._answers(self._put_worker)),
+            web.patch("/workers/{worker_id}", self._answers(self._patch_worker)),
+            web.delete("/workers/{worker_id}", self._answers(self._remove_worker)),
+            web.post("/select", self._answers(self._select)),
+            web.post("/select_and_reserve", self._answers(self._select_and_reserve)),
+            web.post("/reservations", self._answers(self._reserve)),
+            web.post("/reservations/{id}/prefill_complete", self._answers(self._prefill_complete)),
+            web.post("/reservations/{id}/output_block", self._answers(self._output_block)),
+            web.delete("/reservations/{id}", self._answers(self._free)),
+            web.get("/loads", self._answers(self._loads)),
+        ]
+        self._site = BoundedSite(
+            self.service,
+            self.address,
+            self.port,
+            routes,
+            _MOST_BYTES,
+            _OPEN_PATHS,
+            lambda why: {"error": why},
         )
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self.address, self.port).start()
-        self.port = self._runner.addresses[0][1]
-        return f"http://{self.address}:{self.port}"
+        address = await self._site.start()
+        self.port = self._site.port
+        return address
 
     async def stop(self) -> None:
         """Stops listening; what is held is refused."""
         await self.desk.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._site is not None:
+            await self._site.stop()
 
     def _answers(
         self, handler: Callable[[web.Request], Coroutine[Any, Any, tuple[int, Any]]]

@@ -24,6 +24,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
+from serving_gym.runners.serving.bounded_site import may_pass
 from serving_gym.runners.serving.fleet_view import FleetView
 from serving_gym.runners.serving.gauge_feed import GaugeFeed
 from serving_gym.runners.serving.json_body import object_of
@@ -72,6 +73,7 @@ class EndpointPicker:
     """
 
     environments: ClassVar[tuple[str, ...]] = ("routing",)
+    checks_token: ClassVar[bool] = True
     default_port: ClassVar[int] = 9002  # of the extension's own picker
 
     def __init__(self, service: PolicyService, address: str, port: int) -> None:
@@ -138,6 +140,9 @@ class EndpointPicker:
         self, messages: AsyncIterator[pb.ProcessingRequest], context: Any
     ) -> AsyncIterator[pb.ProcessingResponse]:
         """One HTTP exchange."""
+        metadata = dict(context.invocation_metadata() or ())
+        if not may_pass(self.service.config.token, str(metadata.get("authorization", ""))):
+            await context.abort(_grpc_code("UNAUTHENTICATED"), "the bearer token is missing or wrong")
         self._streams += 1
         exchange = Exchange(self, self._streams)
         try:
@@ -342,6 +347,13 @@ class Exchange:
         generated = self._meter.tokens if self._meter is not None else None
         if self._view.end(self._name, generated, failed) is not None:
             self._picker.service.count("answers", outcome="failed" if failed else "finished")
+
+
+def _grpc_code(name: str) -> Any:
+    """A status of gRPC, by its name."""
+    import grpc
+
+    return grpc.StatusCode[name]
 
 
 def _is_duplex(mode: int) -> bool:

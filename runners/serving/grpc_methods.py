@@ -21,12 +21,14 @@ class Method(NamedTuple):
         request: Class of its request.
         response: Class of its responses.
         streams: Whether it answers with a stream.
+        asks: Whether its requests are a stream.
     """
 
     answer: Callable[[Any, Any], Any]
     request: Any
     response: Any
     streams: bool = False
+    asks: bool = False
 
 
 def check_grpc(protocol: str) -> None:
@@ -54,6 +56,7 @@ class GRPCServer:
         services: Methods by name, by full name of the service.
         address: Address to listen on.
         port: Port to listen on; 0: any free port.
+        most_bytes: Longest message.
         certificate: PEM of key, certificate, and of the authority of clients' certificates, which need none if that is
             None; None: no TLS.
     """
@@ -63,10 +66,11 @@ class GRPCServer:
         services: Mapping[str, Mapping[str, Method]],
         address: str,
         port: int,
+        most_bytes: int = _MOST_BYTES,
         certificate: tuple[bytes, bytes, bytes | None] | None = None,
     ) -> None:
         self._services, self.address, self.port = services, address, port
-        self._certificate = certificate
+        self._most_bytes, self._certificate = most_bytes, certificate
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> str:
@@ -78,7 +82,7 @@ class GRPCServer:
         import grpc
 
         server = grpc.aio.server(
-            options=[("grpc.max_receive_message_length", _MOST_BYTES), ("grpc.so_reuseport", 0)],
+            options=[("grpc.max_receive_message_length", self._most_bytes), ("grpc.so_reuseport", 0)],
             maximum_concurrent_rpcs=1000,
         )
         for name, methods in self._services.items():
@@ -112,5 +116,8 @@ class GRPCServer:
 def _handler(method: Method) -> grpc.RpcMethodHandler:
     import grpc
 
-    make = grpc.unary_stream_rpc_method_handler if method.streams else grpc.unary_unary_rpc_method_handler
+    make = getattr(
+        grpc,
+        f"{'stream' if method.asks else 'unary'}_{'stream' if method.streams else 'unary'}_rpc_method_handler",
+    )
     return make(method.answer, method.request.FromString, method.response.SerializeToString)

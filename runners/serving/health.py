@@ -26,7 +26,7 @@ def health_handler(
     """
     import grpc
 
-    def status_of(name: str) -> int:
+    def status_of(name: str) -> pb.HealthCheckResponse.ServingStatus:
         if name not in services:
             return pb.HealthCheckResponse.SERVICE_UNKNOWN
         healthy = services[name]
@@ -40,7 +40,7 @@ def health_handler(
         return pb.HealthCheckResponse(status=status)
 
     async def watch(request: pb.HealthCheckRequest, context: Any) -> AsyncIterator[pb.HealthCheckResponse]:
-        told = -1
+        told: pb.HealthCheckResponse.ServingStatus | None = None
         while True:
             status = status_of(request.service)
             if status != told:

@@ -53,7 +53,7 @@ class KEDAListener:
             "GetMetrics": Method(self._metrics, pb.GetMetricsRequest, pb.GetMetricsResponse),
         }
         certificate = pem_of(self.control.settings)
-        self._server = GRPCServer({SERVICE: methods}, address, port, certificate)
+        self._server = GRPCServer({SERVICE: methods}, address, port, certificate=certificate)
 
     async def start(self) -> str:
         """Starts listening; returns the address."""

@@ -29,12 +29,15 @@ class ServedLatency(ABC):
     Attributes:
         quantile: That is predicted; 0: the mean.
         trained_at: When the present model was made, Unix seconds; None: there is none, or it is not learned.
-        samples: Observations taken: of TTFT, of TPOT.
     """
 
     quantile = 0.0
     trained_at: float | None = None
-    samples = (0, 0)
+
+    @property
+    def samples(self) -> tuple[int, int]:
+        """Observations that are kept: of TTFT, of TPOT."""
+        return 0, 0
 
     @property
     @abstractmethod

@@ -25,6 +25,7 @@ from serving_gym.baselines.common.routers.predicted_latency import PredictedLate
 from serving_gym.baselines.common.routers.predicted_latency_profile import PredictedLatencyProfilePolicy
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.serving.bounded_site import BoundedSite
 from serving_gym.runners.serving.json_body import json_object
 from serving_gym.runners.serving.latency_models import (
     POD_TYPES,
@@ -43,6 +44,7 @@ _MOST_BYTES = 16 * 2**20
 _TRAIN_EVERY_S = (
     1.0  # llm-d's `LATENCY_RETRAINING_INTERVAL_SEC`; the policy's `retrain_s` is the least time between two
 )
+_OPEN_PATHS = ("/health", "/healthz", "/readyz")  # without a token
 _IN_A_THREAD = 200  # rows from which a prediction would keep others waiting
 _MODEL_TYPE = "lightgbm"
 _SHARES = ("kv_cache_percentage", "prefix_cache_score")
@@ -64,49 +66,54 @@ class LatencyPredictor:
     """
 
     environments: ClassVar[tuple[str, ...]] = ("routing",)
+    checks_token: ClassVar[bool] = True
     default_port: ClassVar[int] = 8000  # of llm-d's training server
 
     def __init__(self, service: PolicyService, address: str, port: int) -> None:
         self.service, self.address, self.port = service, address, port
         self.model = _model_of(service)
-        self._runner: web.AppRunner | None = None
+        self._site: BoundedSite | None = None
         self._training: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
         """Starts listening and training; returns the address."""
         from aiohttp import web
 
-        app = web.Application(client_max_size=_MOST_BYTES)
-        app.add_routes(
-            [
-                web.post("/predict", self._predict),
-                web.post("/predict/bulk", self._predict_bulk),
-                web.post("/predict/bulk/strict", self._predict_bulk),
-                web.post("/add_training_data_bulk", self._add),
-                web.post("/flush", self._flush),
-                web.get("/status", self._status),
-                web.get("/health", self._health),
-                web.get("/healthz", self._health),
-                web.get("/readyz", self._ready),
-                web.get("/metrics", self._metrics),
-                web.get("/model/download/info", self._model_info),
-                web.get("/data/status", self._data_status),
-            ]
+        routes = [
+            web.post("/predict", self._predict),
+            web.post("/predict/bulk", self._predict_bulk),
+            web.post("/predict/bulk/strict", self._predict_bulk),
+            web.post("/add_training_data_bulk", self._add),
+            web.post("/flush", self._flush),
+            web.get("/status", self._status),
+            web.get("/health", self._health),
+            web.get("/healthz", self._health),
+            web.get("/readyz", self._ready),
+            web.get("/metrics", self._metrics),
+            web.get("/model/download/info", self._model_info),
+            web.get("/data/status", self._data_status),
+        ]
+        self._site = BoundedSite(
+            self.service,
+            self.address,
+            self.port,
+            routes,
+            _MOST_BYTES,
+            _OPEN_PATHS,
+            lambda why: {"detail": why},
         )
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self.address, self.port).start()
-        self.port = self._runner.addresses[0][1]
+        self._url = await self._site.start()
+        self.port = self._site.port
         self._training = asyncio.create_task(self._train())
-        return f"http://{self.address}:{self.port}"
+        return self._url
 
     async def stop(self) -> None:
         """Stops listening and training; a model that is being trained is finished first."""
         if self._training is not None:
             self._training.cancel()
             await asyncio.gather(self._training, return_exceptions=True)
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._site is not None:
+            await self._site.stop()
 
     async def _train(self) -> None:
         while True:
@@ -197,7 +204,7 @@ class LatencyPredictor:
             {
                 "is_ready": ready,
                 **self._describe(),
-                "training_server_url": f"http://{self.address}:{self.port}",
+                "training_server_url": self._url,
                 "models_exist": {"ttft_model": ready, "tpot_model": ready},
                 "ensemble_active": False,
             }

@@ -19,7 +19,7 @@ from serving_gym.runners.serving.config import ServeConfig
 from serving_gym.runners.serving.fleet_view import FleetView
 from serving_gym.runners.serving.openai_requests import Lengths
 from serving_gym.runners.serving.routing_desk import lighter_of_two
-from serving_gym.runners.serving.service import policy_host
+from serving_gym.runners.serving.service import rehearsed_host
 
 SETTLED_AFTER_S = 0.1  # age from which the other router's own counts know a request
 
@@ -39,7 +39,7 @@ class Placement:
 
     def __init__(self, words: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         config = composed("serve", ServeConfig, ["env=routing", *words])
-        self.host = policy_host(config)
+        self.host = rehearsed_host(config)
         remember = bool(config.environment.arguments["cluster"].prefix_caching)
         self.view = FleetView(self.host.spec, remember_prefixes=remember, clock=clock)
         self.counts: Counter[str] = Counter()

@@ -33,7 +33,7 @@ from serving_gym.runners.configuration.compose import composed
 from serving_gym.runners.serving.config import ServeConfig
 from serving_gym.runners.serving.fleet_view import FleetView, Flight
 from serving_gym.runners.serving.openai_requests import Lengths, lengths_of
-from serving_gym.runners.serving.service import policy_host
+from serving_gym.runners.serving.service import rehearsed_host
 
 
 def request_lengths(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lengths:
@@ -57,7 +57,7 @@ class PolicyRequestRouter(RequestRouter):
             words: Overrides as of `runners.serve`.
             describe: `module:function` that returns the lengths of a request: (args, kwargs) -> Lengths.
         """
-        self.host = policy_host(composed("serve", ServeConfig, ["env=routing", *words]))
+        self.host = rehearsed_host(composed("serve", ServeConfig, ["env=routing", *words]))
         module, _, function = describe.partition(":")
         self._describe: Callable[[Sequence[Any], Mapping[str, Any]], Lengths] = getattr(
             importlib.import_module(module), function

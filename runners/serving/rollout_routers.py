@@ -82,8 +82,9 @@ class VerlLoadBalancer:
 
     def add_servers(self, servers: dict[str, Any]) -> None:
         """Servers are there."""
-        self.placement.view.seat({**self._servers, **servers})
-        self._servers |= servers
+        known = self._servers | servers
+        self.placement.view.seat(list(known))
+        self._servers = known
 
     def remove_servers(self, server_ids: Collection[str]) -> None:
         """Servers take no more requests."""

@@ -55,6 +55,7 @@ class HttpListener:
 
     environments = ("routing", "autoscaling", "dp_tp", "deployment", "sharing")
     default_port = 8300
+    checks_token = True
 
     def __init__(self, service: PolicyService, address: str, port: int) -> None:
         self.service, self.address, self.port = service, address, port

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 from rich.console import Console
 
 from serving_gym.envs.live.gauges import Gauges
+from serving_gym.envs.live.http import HttpClient
 from serving_gym.envs.live.loop import LoopThread
 from serving_gym.runners import monitor
 from serving_gym.runners.command_line.cli import USER_ERROR
@@ -62,8 +62,8 @@ def serving(status: Any, path: str = "/v1/status") -> Iterator[str]:
 
 def read(*watched: Watched, within_s: float = 5.0) -> None:
     async def once() -> None:
-        async with aiohttp.ClientSession() as session:
-            await read_all(session, watched, within_s)
+        async with HttpClient() as client:
+            await read_all(client, watched, within_s)
 
     asyncio.run(once())
 
@@ -146,11 +146,11 @@ def test_any_status_leaves_the_monitor_running(status: str) -> None:
 def test_tokens_a_second_and_a_restart() -> None:
     watched = Watched("http://127.0.0.1:1")
     watched.note_gauges(Gauges(3, 2, 0.5, 0, 100, 1000), 10.0)
-    assert watched.rates is None
+    assert watched.rates == (None, None)
     watched.note_gauges(Gauges(3, 4, 0.5, 0, 300, 1500), 12.0)
     assert watched.rates == (100.0, 250.0)
     watched.note_gauges(Gauges(0, 0, 0.0, 0, 0, 0), 14.0)
-    assert watched.rates is None
+    assert watched.rates == (None, None)
     assert list(watched.history) == [5, 7, 0]
     assert sparkline([0, 4, 8]) == "▁▅█"
 

@@ -18,7 +18,9 @@ class StandIn:
         self, env: Any, endpoints: tuple[str, ...], policy: Any, mode: str = "live", **settings: Any
     ) -> None:
         self.env, self.policy, self.mode = env, policy, mode
-        self.config = SimpleNamespace(backend=LiveSettings(endpoints=endpoints, **settings))
+        self.config = SimpleNamespace(
+            backend=LiveSettings(endpoints=endpoints, **settings), token=None, max_connections=50, read_s=5.0
+        )
         self.log = logging.getLogger("standin")
         self.counts: Counter[str] = Counter()
         self.states: list[Any] = []
@@ -29,7 +31,7 @@ class StandIn:
             decision = self.policy(state)
         except Exception as error:  # noqa: BLE001
             return SimpleNamespace(decision=None, error=str(error), applies=False)
-        if isinstance(decision, int):
+        if decision is None or isinstance(decision, int):
             decision = Dispatch(decision)
         return SimpleNamespace(decision=decision, error="", applies=self.mode == "live")
 

@@ -6,7 +6,6 @@ import asyncio
 import random
 from contextlib import asynccontextmanager
 from datetime import datetime
-from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -33,9 +32,10 @@ def env():
 
 
 @asynccontextmanager
-async def listening(env, policy, **params):
+async def listening(env, policy, token=None, **params):
     service = StandIn(env, (), None)
-    service.config = SimpleNamespace(policy={"name": policy, "params": params})
+    service.config.token = token
+    service.config.policy = {"name": policy, "params": params}
     service.registry = CollectorRegistry()
     listener = LatencyPredictor(service, "127.0.0.1", 0)
     try:
@@ -173,9 +173,23 @@ def test_bad_requests_are_422_with_a_sentence(env, path, body, reason):
     asyncio.run(ask())
 
 
+def test_a_token_is_asked_for_where_there_is_one(env):
+    async def ask():
+        async with listening(env, "predicted_latency_profile", token="a token of sixteen") as (client, _):
+            assert (await post(client, "/predict", REQUEST, 401))[
+                "detail"
+            ] == "the bearer token is missing or wrong"
+            await get(client, "/readyz")
+            client.headers["Authorization"] = "Bearer a token of sixteen"
+            await post(client, "/predict", REQUEST)
+            await get(client, "/nowhere", 404)
+
+    asyncio.run(ask())
+
+
 def test_other_policies_predict_nothing(env):
     service = StandIn(env, (), None)
-    service.config = SimpleNamespace(policy={"name": "jsq"})
+    service.config.policy = {"name": "jsq"}
     with pytest.raises(
         ValueError, match="needs policy=predicted_latency or policy=predicted_latency_profile, got jsq"
     ):

@@ -41,6 +41,7 @@ class LiveDeploymentEpisode(DeploymentEpisode):
         check_divided(config.cluster)
         config.randomise.check_live()
         self.fleet = fleet
+        fleet.end_requests_after(config.cluster.request_timeout_s)
         super().__init__(config)
         self._deadline = ControlDeadline(control_within_s)
         self.overridden: list[ControlOverride] = []

@@ -17,6 +17,7 @@ from serving_gym.envs.interface.commands import Command, Redeploy, SetLayout
 from serving_gym.envs.interface.layout import changed_regions, groups_of
 from serving_gym.envs.interface.metrics import RequestRecords
 from serving_gym.envs.interface.reward import Outcome
+from serving_gym.envs.live.client_health import ClientHealth
 from serving_gym.envs.live.control import ControlDeadline, ControlOverride, NoDecision
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.live.switching.backend import SwitchingBackend
@@ -180,6 +181,10 @@ class LiveDPTPEnv(DPTPEnv):
     def record_requests(self, sink: Callable[[dict[str, Any]], None]) -> None:
         """Lets each request of the next episodes be told when it has ended."""
         self.core.backend.record_requests(sink)
+
+    def client_health(self) -> ClientHealth:
+        """What the client itself has added to the present episode."""
+        return self.core.backend.client_health()
 
     def transition_times(self) -> dict[str, list[float]]:
         """How long the server's last switches took once they might take place, s."""

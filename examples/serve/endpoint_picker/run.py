@@ -98,12 +98,14 @@ async def run(
     ttft_s = np.array([one["ttft_s"] for one in seen])
     picked_s = np.array([one["picked_s"] - one["arrival_s"] for one in exchanges if one["endpoint"]])
     summary = {
+        "endpoints": [url.removeprefix("http://") for url in endpoints],  # in the order of the places
         "requests": len(seen),
         "complete": sum(not one["reason"] for one in seen),
         "failed": sorted({one["reason"] for one in seen if one["reason"]}),
         "status": dict(Counter(one["status"] for one in exchanges)),
         "sent_to": dict(Counter(one["endpoint"] for one in exchanges)),
-        "policy": {name: status[name] for name in ("policy", "decisions", "errors", "compared", "agreed")},
+        "policy": Path(status["policy"]).name,
+        **{name: status[name] for name in ("decisions", "overrides", "compared", "agreed")},
         "ttft_s": {f"p{q}": round(float(np.nanpercentile(ttft_s, q)), 4) for q in (50, 90, 99)},
         "e2e_mean_s": round(float(np.mean([one["e2e_s"] for one in seen])), 4),
         "picked_after_ms": {f"p{q}": round(1e3 * float(np.percentile(picked_s, q)), 2) for q in (50, 99)},

@@ -34,6 +34,7 @@ class FakeSwitchingServer(FakeServer):
         self.book = SwitchBook(self.world, (self.world,))
         self.figures: dict[Group, dict[str, Any]] = {}
         self.orders: list[dict[str, Any]] = []
+        front_port, self.port = self.port, 0
         await super()._start()
         app = web.Application()
         app.router.add_get(PATH, self._show)
@@ -41,7 +42,7 @@ class FakeSwitchingServer(FakeServer):
         app.router.add_route("*", "/{rest:.*}", self._elsewhere)
         self._front = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._front.setup()
-        await web.TCPSite(self._front, "127.0.0.1", 0).start()
+        await web.TCPSite(self._front, "127.0.0.1", front_port).start()
         self.behind, self.url = self.url, f"http://127.0.0.1:{self._front.addresses[0][1]}"
 
     async def _elsewhere(self, request: web.Request) -> web.StreamResponse:
