@@ -580,7 +580,7 @@ def test_a_prediction_needs_an_hour_of_traffic():
 
     found = asyncio.run(run())
     assert not found[10].HasField("predictions")
-    assert found[10].reason == "a forecast needs 3600 s of traffic, and there are 660 s"
+    assert found[10].reason == "a forecast needs 3600 s of traffic, and there are 600 s"
     predicted = found[-1].predictions
     assert predicted.predicted_num_req == pytest.approx(120.0, rel=1e-3)
     assert predicted.predicted_isl == pytest.approx(1000.0, rel=1e-3)
@@ -699,7 +699,7 @@ def test_sageserve_asks_for_its_window_of_traffic_first():
             )
 
     found, bootstrap, reset = asyncio.run(run())
-    assert found == ["accept"] * 14 + ["override"] * 4  # 15 minutes
+    assert found == ["accept"] * 15 + ["override"] * 3  # 15 minutes
     assert bootstrap.ok
     assert bootstrap.message == "serving-gym: sageserve"
     assert reset.ok
