@@ -23,7 +23,7 @@ from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.reporting.output import write_json
 from serving_gym.runners.reporting.tables import print_results_in
 from serving_gym.runners.serving.config import ServeConfig
-from serving_gym.runners.serving.protocols import listeners_of
+from serving_gym.runners.serving.listeners import listeners_of
 from serving_gym.runners.serving.service import PolicyService
 from serving_gym.runners.serving.wire import schema_of
 
