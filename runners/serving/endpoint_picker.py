@@ -20,10 +20,12 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
+from serving_gym.envs.live.endpoints import check_endpoints
 from serving_gym.runners.serving.bounded_site import may_pass
 from serving_gym.runners.serving.fleet_view import FleetView
 from serving_gym.runners.serving.gauge_feed import GaugeFeed
@@ -42,6 +44,7 @@ from serving_gym.runners.serving.routing_desk import TOO_MANY_REQUESTS, UNAVAILA
 if TYPE_CHECKING:
     import grpc
 
+    from serving_gym.runners.configuration.schema import BackendConfig
     from serving_gym.runners.serving.proto import ext_proc_pb2 as pb
     from serving_gym.runners.serving.service import PolicyService
 
@@ -69,7 +72,7 @@ class EndpointPicker:
         port: Port to listen on; 0: any free port.
 
     Raises:
-        ValueError: there are not as many endpoints as places, or gRPC is not installed.
+        ValueError: there are not as many endpoints as places, one is not allowed, or gRPC is not installed.
     """
 
     environments: ClassVar[tuple[str, ...]] = ("routing",)
@@ -79,7 +82,7 @@ class EndpointPicker:
     def __init__(self, service: PolicyService, address: str, port: int) -> None:
         _check_installed()
         self.service, self.address, self.port = service, address, port
-        settings, places = service.config.backend, len(service.env.policy_spec.fleet)
+        settings, places = _checked(service.config.backend), len(service.env.policy_spec.fleet)
         if len(settings.endpoints) != places:
             raise ValueError(
                 f"backend.endpoints names {len(settings.endpoints)} servers, but cluster has {places} places"
@@ -378,6 +381,21 @@ def _object(body: bytes) -> dict[str, Any]:
     if not prompt_of(found):
         raise ValueError("the body has no prompt: prompt, messages or input is missing")
     return found
+
+
+def _checked(settings: BackendConfig) -> BackendConfig:
+    """The settings of the endpoints, which must run already.
+
+    Raises:
+        ValueError: an address is not allowed, or servers are to be launched.
+    """
+    if settings.launch:
+        raise ValueError(
+            "backend.launch=true is not available here: name servers that run by backend.endpoints"
+        )
+    if not settings.endpoints:
+        return settings
+    return replace(settings, endpoints=check_endpoints(settings.endpoints, settings.allow_remote))
 
 
 def _host_and_port(url: str) -> str:
