@@ -9,8 +9,8 @@ import jsonschema
 import numpy as np
 import pytest
 
-from serving_gym.runners.serving.host import Answer
 from serving_gym.runners.serving.exchange import plain_answer
+from serving_gym.runners.serving.host import Answer
 from serving_gym.runners.serving.served import SERVED, served_environment
 from serving_gym.runners.serving.wire import schema_of
 from tests.defaults import make_env
@@ -47,7 +47,9 @@ def test_states_and_decisions_come_back(name):
         valid["decide"].validate({"state": plain, "chosen": None})
         state = served.wire.read_state(plain)
         assert json.loads(json.dumps(served.wire.write_state(state))) == plain
-        action = env.action_space.sample(env.action_masks().astype(np.int8)) if name != "autoscaling" else None
+        action = (
+            env.action_space.sample(env.action_masks().astype(np.int8)) if name != "autoscaling" else None
+        )
         if name == "autoscaling":
             action = env.action_space.sample()
         if name != "sharing":
@@ -71,7 +73,7 @@ def check_observation(name, told, simulated):
         np.testing.assert_allclose(told[part][..., known], values[..., known], atol=1e-5, err_msg=part)
 
 
-def test_changes_by_the_state_are_the_simulators(subtests=None):
+def test_changes_by_the_state_are_the_simulators():
     """A vector of the action space comes to the same changes by the typed state as by the simulator."""
     env = make_env("autoscaling").unwrapped
     served = served_environment("autoscaling", env)
