@@ -438,5 +438,6 @@ def test_the_objective_names_the_class(servers):
 def test_endpoints_must_be_as_many_as_places(env):
     with pytest.raises(ValueError, match=r"backend\.endpoints names 1 servers, but cluster has 2 places"):
         EndpointPicker(StandIn(env, ("http://127.0.0.1:1",), None), "127.0.0.1", 0)
+    unknown = StandIn(env, ("http://127.0.0.1:1", "http://nowhere.invalid:1"), None, allow_remote=True)
     with pytest.raises(ValueError, match="has no address"):
-        EndpointPicker(StandIn(env, ("http://127.0.0.1:1", "http://nowhere.invalid:1"), None), "127.0.0.1", 0)
+        EndpointPicker(unknown, "127.0.0.1", 0)
