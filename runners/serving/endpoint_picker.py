@@ -246,7 +246,7 @@ class Exchange:
         path = self._headers.get(":path", "").partition("?")[0]
         if path.rstrip("/").endswith(_GENERATING):
             try:
-                body = None if on_headers else _object(bytes(self._body))
+                body = self._arrive(on_headers)
             except ValueError as error:
                 return self._refuse(_BAD_REQUEST, str(error))
             endpoint, new_body = await self._choose(body)
@@ -263,18 +263,30 @@ class Exchange:
         sent = bytes(self._body) if new_body is None else new_body
         return [ext_proc.picked_on_headers(endpoint, length), *ext_proc.streamed_back(sent)]
 
-    async def _choose(self, body: dict[str, Any] | None) -> tuple[str, bytes | None]:
-        """The policy's endpoint, and the body with a new priority, if it has one; empty: refused."""
-        picker, classes = self._picker, self._picker.service.env.policy_spec.classes
+    def _arrive(self, on_headers: bool) -> dict[str, Any] | None:
+        """Books the request at the view; returns its body, None: only the headers are there.
+
+        Raises:
+            ValueError: the body is no request.
+        """
+        classes = self._picker.service.env.policy_spec.classes
         objective = self._headers.get(OBJECTIVE, "")
         class_id = classes.index(objective) if objective in classes else 0
-        if body is None:
-            lengths, ids = self._lengths_of_headers(class_id), prefix_ids({})
-        else:
+        if on_headers:
+            self._view.arrive(self._name, self._lengths_of_headers(class_id))
+            return None
+        body = _object(bytes(self._body))
+        try:
             lengths, ids = lengths_of(body, class_id), prefix_ids(body)
-            self._meter = AnswerMeter(bool(body.get("stream")))
-        model = "" if body is None else str(body.get("model") or "")
-        self._view.arrive(self._name, lengths, ids, model)
+        except RecursionError:
+            raise ValueError("the body is nested too deeply") from None
+        self._meter = AnswerMeter(bool(body.get("stream")))
+        self._view.arrive(self._name, lengths, ids, str(body.get("model") or ""))
+        return body
+
+    async def _choose(self, body: dict[str, Any] | None) -> tuple[str, bytes | None]:
+        """The policy's endpoint, and the body with a new priority, if it has one; empty: refused."""
+        picker = self._picker
         choice = await picker.desk.choose(self._name, self._allowed())
         if choice.place is None:
             self._why = (choice.status, choice.reason)
