@@ -27,8 +27,11 @@ STATUS = {
     "mode": "canary",
     "share": 0.25,
     "decisions": 200,
+    "ready": False,
     "errors": 1,
     "applied": 50,
+    "fallback_compared": 80,
+    "fallback_disagreed": 8,
     "compared": 160,
     "agreed": 120,
     "us_p50": 90.0,
@@ -83,12 +86,13 @@ def test_one_frame_of_engines_and_a_policy(
     said = capsys.readouterr().out
     assert said.count("s ago") == 3
     assert "together" in said
-    assert "canary 25%" in said
-    assert "25.0%" in said  # 40 of 160 compared decisions differ
+    assert "canary 25%, not" in said
+    assert "10.0%" in said  # 8 of 80 decisions differ from the fallback's
+    assert "25.0%" in said  # 40 of 160 from the front end's
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["rounds"] == 2
     assert [engine["readings"] for engine in summary["engines"].values()] == [2, 2]
-    assert summary["policies"][policy]["disagreement"] == 0.25
+    assert summary["policies"][policy]["disagreement"] == 0.1
     assert len((tmp_path / "readings.jsonl").read_text().splitlines()) == 2
 
 
