@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from serving_gym.runners.html.sections import Sections
 from serving_gym.runners.html.series import series_of
 
 _MOST_POLICIES = 8  # in one chart over time
+_MOST_KINDS = 6  # of decisions that a caption counts
 
 
 class OverTime(Sections):
@@ -78,14 +80,13 @@ class OverTime(Sections):
         seed = self._worst_seed()
         alone = self.run.episodes is None or self.run.episodes["seed"].nunique() == 1
         which = "The episode." if alone else f"The episode with the lowest return (seed {seed})."
-        marks = sum(len(series.marks) for series in episodes.values()) if len(episodes) == 1 else 0
+        marks = Counter(
+            mark.said for series in episodes.values() if len(episodes) == 1 for mark in series.marks
+        )
+        counted = ", ".join(f"{count} x {said}" for said, count in marks.most_common(_MOST_KINDS))
         caption = (
             f"{which} "
-            + (
-                "Vertical lines: decisions that changed the cluster, or were refused or overridden. "
-                if marks
-                else ""
-            )
+            + (f"Vertical lines: decisions beyond the place of a request ({counted}). " if marks else "")
             + "Waiting: arrived and not scheduled by an engine; running: scheduled and not done."
         )
         return markup.section("Over time", markup.figure(picture, caption))
