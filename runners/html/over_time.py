@@ -51,7 +51,7 @@ class OverTime(Sections):
         if episodes is None or requests is None or "seed" not in requests:
             return None
         there = episodes[episodes["seed"].isin(requests["seed"].unique())]
-        return there.loc[there["return"].idxmin(), "seed"]
+        return there["seed"].to_numpy()[there["return"].to_numpy().argmin()]
 
     def _of_episode(self, table: pd.DataFrame, policy: str | None) -> pd.DataFrame:
         seed = self._worst_seed()
@@ -97,9 +97,10 @@ class OverTime(Sections):
             groups = {str(name): part for name, part in requests.groupby("policy", sort=False)}
             what = "policy, in the episode with the lowest return"
         else:
+            class_id = requests["class_id"].to_numpy(np.int64)
             groups = {
-                names[int(place)] if int(place) < len(names) else f"class {place}": part  # type: ignore[call-overload]
-                for place, part in requests.groupby("class_id")
+                names[place] if place < len(names) else f"class {place}": requests[class_id == place]
+                for place in np.unique(class_id).tolist()
             }
             what = "class, over all episodes"
         groups = dict(list(groups.items())[:_MOST_POLICIES])
@@ -123,7 +124,7 @@ class OverTime(Sections):
             whole, costs = whole[chosen], costs[chosen]
         rows = worst_rows(whole, costs)
         unit = "TTFT / SLO + TPOT / SLO" if slos else "TTFT + TPOT in seconds"
-        worst = rows.loc[rows["cost"].idxmax()]
+        worst = rows.iloc[int(rows["cost"].to_numpy().argmax())]
         name = f"{worst['policy']}: " if "policy" in whole else ""
         what = (
             "which was lost"

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,12 @@ from serving_gym.envs.live.http import HttpClient
 from serving_gym.envs.live.loop import LoopThread
 from serving_gym.runners import monitor
 from serving_gym.runners.command_line.cli import USER_ERROR
-from serving_gym.runners.monitoring.frame import frame, sparkline
-from serving_gym.runners.monitoring.pages import Watched, read_all
+from serving_gym.runners.configuration.compose import composed
+from serving_gym.runners.monitoring.frame import disagreement, frame, sparkline
+from serving_gym.runners.monitoring.pages import POLICY, Watched, number_in, read_all
+from serving_gym.runners.serving.config import ServeConfig
+from serving_gym.runners.serving.server import HttpListener
+from serving_gym.runners.serving.service import PolicyService
 from tests.live.conftest import MakeServer
 
 STATUS = {
@@ -145,6 +150,37 @@ def test_any_status_leaves_the_monitor_running(status: str) -> None:
         read(watched)
         read(watched)
         shown([watched], 1e9)
+
+
+def test_a_served_policy_is_known_by_its_status(tmp_path: Path) -> None:
+    words = ["env=routing", "cluster=fleet_h100_x4", "policy=jsq", "isolate=false"]
+    config = replace(composed("serve", ServeConfig, words), out=str(tmp_path))
+    service = PolicyService.of(config)
+
+    async def run() -> Watched:
+        listener = HttpListener(service, "127.0.0.1", 0)
+        await service.start()
+        try:
+            watched = Watched(await listener.start())
+            env: Any = service.env
+            env.reset(seed=0)
+            for _ in range(3):
+                await service.decide(env.state, {"kind": "dispatch", "place": 0, "priority": None})
+                await asyncio.sleep(0)
+            async with HttpClient() as client:
+                await read_all(client, [watched], 10.0)
+            return watched
+        finally:
+            await listener.stop()
+            await service.stop()
+            service.close()
+
+    watched = asyncio.run(run())
+    assert watched.kind == POLICY
+    assert number_in(watched.status, "decisions") == 3
+    assert (number_in(watched.status, "us_p99") or 0.0) > 0
+    assert disagreement(watched, fallback=False) is not None
+    assert "jsq" in shown([watched], watched.read_s or 0.0)
 
 
 def test_tokens_a_second_and_a_restart() -> None:
