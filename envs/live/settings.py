@@ -14,7 +14,7 @@ class LiveSettings:
     """Settings of the live backend.
 
     Attributes:
-        endpoints: Running servers, `http://HOST:PORT`.
+        endpoints: Running servers, `http://HOST:PORT`; commands also take `k8s://NAMESPACE/SERVICE:PORT`.
         model: Name of the served model; None: the only one.
         speed: Factor on the arrival rate; recorded times are real seconds.
         scrape_interval_s: Time between two readings of `/metrics`, seconds.
