@@ -3,7 +3,7 @@
     python -m runners.evaluate env=dp_tp policy=flying_serving seeds=10
     python -m runners.evaluate env=dp_tp policy=zoo/dp_tp workload=azure_conv split=test out=results
     python -m runners.evaluate experiment=live_routing seeds=1 policy=preserve backend=vllm backend.launch=true
-    python -m runners.evaluate experiment=live_routing seeds=1 policy=preserve rivals=[jsq] backend=both backend.launch=true
+    python -m runners.evaluate experiment=live_routing seeds=1 policy=preserve backend=both backend.launch=true
 
 Writes `episodes.parquet` (one row per episode), `summary.json` (interquartile mean and 95 % interval of every metric),
 `decisions.jsonl`, `requests.parquet` (every request) and `requests.json` (the requests of the first episode, or of all
