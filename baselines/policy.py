@@ -35,6 +35,7 @@ __all__ = [
     "Policy",
     "PolicySpec",
     "Tunable",
+    "history_needed_of",
     "period_of",
     "tunable",
     "tunable_choice",
@@ -83,6 +84,17 @@ def period_of(policy: Any) -> float | None:
     if period_s is not None and (isinstance(period_s, bool) or not isinstance(period_s, Real)):
         raise ValueError(f"period_s of policy {policy.name!r} must be seconds or None, got {period_s!r}")
     return None if period_s is None else float(period_s)
+
+
+def history_needed_of(policy: Any) -> float:
+    """Length of the traffic history without which a policy's decisions mean nothing, seconds; 0: it needs none.
+
+    In the environments there is always one. Where a policy is served, it is not asked before.
+
+    Args:
+        policy: A `Policy`; one that forecasts states `history_needed_s`.
+    """
+    return float(getattr(policy, "history_needed_s", 0.0))
 
 
 @runtime_checkable

@@ -98,7 +98,10 @@ POLICIES = {
         "baselines.common.routers.latency_observation:LatencyObservationPolicy",
         "baselines.common.routers.latency_observation:LatencyObservationConfig",
     ),
-    "lmetric": PolicyEntry("baselines.common.routers.lmetric:LMetricPolicy"),
+    "lmetric": PolicyEntry(
+        "baselines.common.routers.lmetric:LMetricPolicy",
+        "baselines.common.routers.lmetric:LMetricConfig",
+    ),
     "loadaware": PolicyEntry(
         "baselines.common.routers.loadaware:LoadAwarePolicy",
         "baselines.common.routers.loadaware:LoadAwareConfig",
@@ -110,6 +113,9 @@ POLICIES = {
     "dynamo_kv": PolicyEntry(
         "baselines.common.routers.dynamo_kv:DynamoKVPolicy",
         "baselines.common.routers.dynamo_kv:DynamoKVConfig",
+    ),
+    "preble": PolicyEntry(
+        "baselines.common.routers.preble:PreblePolicy", "baselines.common.routers.preble:PrebleConfig"
     ),
     "llumnix": PolicyEntry(
         "baselines.llumnix.policy:LlumnixPolicy", "baselines.llumnix.policy:LlumnixConfig"
@@ -195,6 +201,10 @@ POLICIES = {
     "dynamo_throughput": PolicyEntry(
         "baselines.common.autoscalers.throughput_planner:ThroughputPlannerPolicy",
         "baselines.common.autoscalers.throughput_planner:ThroughputPlannerConfig",
+    ),
+    "dynamo_load": PolicyEntry(
+        "baselines.common.autoscalers.load_planner:LoadPlannerPolicy",
+        "baselines.common.autoscalers.load_planner:LoadPlannerConfig",
     ),
     "clairvoyant_scaling": PolicyEntry(
         "baselines.common.autoscalers.clairvoyant:ClairvoyantScalingPolicy",

@@ -10,10 +10,11 @@
 A pattern names several trainings of one agent: they are pooled (`runners.comparison.pooling`), with intervals over
 both trainings and episodes.
 
-Writes `comparison.json` (see `runners.comparison.results`; null means infinite), `episodes.parquet`, and,
-unless `plots=false`,
-`intervals.png` and `timeline.png`. `benchmark=smoke|full|shift` runs every task of `configs/benchmark/task` instead and
-writes `TASK/comparison.json` and `benchmark.json` (see `runners.benchmark.benchmark`).
+Writes `comparison.json` (see `runners.comparison.results`; null means infinite), `episodes.parquet`, and, unless
+`plots=false`, `intervals.png` and `timeline.png` (`figures=pdf`: each as a PDF too). `report=true` also writes
+`report.html` (see `runners.report`) and, for it, requests and decisions of the seed on which a policy has its lowest
+return. `benchmark=smoke|full|shift` runs every task of `configs/benchmark/task` instead and writes
+`TASK/comparison.json` and `benchmark.json` (see `runners.benchmark.benchmark`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 import pandas as pd
 
+from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.runners.benchmark.benchmark import run_benchmark
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.comparison.pooling import pooled
@@ -32,10 +34,12 @@ from serving_gym.runners.comparison.results import disjoint_blocks
 from serving_gym.runners.comparison.run import Comparison, kinds_of, run, search
 from serving_gym.runners.configuration.policies import check_spaces, load_policy
 from serving_gym.runners.configuration.schema import CompareConfig
+from serving_gym.runners.html.report import write_report
 from serving_gym.runners.live.attach import configured_env
 from serving_gym.runners.live.expectation import say_expected
 from serving_gym.runners.live.policies import deciding
 from serving_gym.runners.reporting.engine_lines import say_engines
+from serving_gym.runners.reporting.episode_files import described_classes, write_worst_episodes
 from serving_gym.runners.reporting.output import write_json, write_parquet
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import print_results_in, print_table
@@ -90,22 +94,26 @@ def main(config: CompareConfig, out: Path) -> None:
         for i, episode in enumerate(results[last][: config.search.seeds]):
             compared.searched[i] = search(config, config.search, episode.seed)
         core: Any = env.unwrapped
-        ttft_slo_s = [slo.ttft_s for slo in core.policy_spec.slos]
-        comparison = _header(config, results[last]) | compared.summary(kinds_of(policies))
+        slos_s = [(slo.ttft_s, slo.tpot_s) for slo in core.policy_spec.slos]
+        comparison = _header(config, results[last], core.policy_spec) | compared.summary(kinds_of(policies))
         comparison["pools"] = pooled(results, config.pools)
         tracker.summary(compared_curves(comparison))
         write_json(out / "comparison.json", comparison)
         rows = [episode.row() for episodes in results.values() for episode in episodes]
         write_parquet(out / "episodes.parquet", pd.DataFrame(rows))
+        if config.report:
+            write_worst_episodes(out, results)
         if config.plots:
-            _plot(out, comparison, results, ttft_slo_s)
+            _plot(out, comparison, results, slos_s, config.figures)
             for name in ("intervals", "timeline"):
                 tracker.picture(f"comparison/{name}", out / f"{name}.png", len(results[last]))
     _print(comparison)
+    if config.report:
+        print(f"Report in {write_report(out)}")
     print_results_in(out)
 
 
-def _header(config: CompareConfig, episodes: list[Episode]) -> dict[str, Any]:
+def _header(config: CompareConfig, episodes: list[Episode], spec: PolicySpec) -> dict[str, Any]:
     seeds = len(episodes)
     return {
         "env": config.env["name"],
@@ -113,17 +121,24 @@ def _header(config: CompareConfig, episodes: list[Episode]) -> dict[str, Any]:
         "backend": config.backend.name,
         "split": config.split,
         "seeds": seeds,
+        "classes": described_classes(spec),
         "blocks": seeds if config.disjoint else disjoint_blocks(config.workload_source, config.split, seeds),
     }
 
 
 def _plot(
-    out: Path, comparison: dict[str, Any], results: dict[str, list[Episode]], ttft_slo_s: list[float]
+    out: Path,
+    comparison: dict[str, Any],
+    results: dict[str, list[Episode]],
+    slos_s: list[tuple[float, float]],
+    figures: str,
 ) -> None:
     from serving_gym.runners.reporting.plots import plot_intervals, plot_timeline
 
-    plot_intervals(out / "intervals.png", comparison["policies"])
-    plot_timeline(out / "timeline.png", {name: episodes[0] for name, episodes in results.items()}, ttft_slo_s)
+    pools, learned = comparison["pools"], comparison["learned"]
+    plot_intervals(out / "intervals.png", comparison["policies"], pools, figures, learned)
+    firsts = {name: episodes[0] for name, episodes in results.items()}
+    plot_timeline(out / "timeline.png", firsts, slos_s, pools, figures, learned)
 
 
 def _print(comparison: dict[str, Any]) -> None:

@@ -15,10 +15,16 @@ same order, and the cost of transitions on both; the other files describe the po
 under `live` how much of a result is not the policy's: decisions taken for it, the client's lag, the machine's load.
 
 A run that ends early says what it has kept, and the same command with its `out` runs the episodes that are left.
+
+`report=true` also writes `report.html` (see `runners.report`).
+
+In env=routing `log_states=true` also writes `states.jsonl`, the state of each decision, for `runners.replay`, and
+`explore` draws that share of the decisions evenly from all places, so that other policies can be judged by the log.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from pathlib import Path
@@ -29,11 +35,13 @@ from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.comparison.aggregate import aggregate
 from serving_gym.runners.configuration.policies import check_spaces, load_policy, policy_label
 from serving_gym.runners.configuration.schema import EvaluateConfig
+from serving_gym.runners.html.report import write_report
 from serving_gym.runners.live.attach import configured_env
 from serving_gym.runners.live.both import evaluate_both
 from serving_gym.runners.live.client_report import client_report, shown_rows
 from serving_gym.runners.live.expectation import say_expected
 from serving_gym.runners.live.policies import deciding
+from serving_gym.runners.replaying.recording import STATES_FILE, Exploring, StateLog
 from serving_gym.runners.reporting.engine_lines import say_engines
 from serving_gym.runners.reporting.episode_files import write_episodes
 from serving_gym.runners.reporting.progress import progress_bar
@@ -60,15 +68,22 @@ def main(config: EvaluateConfig, out: Path) -> None:
             configured_env(config, out / "servers") as env,
             make_tracker(config.tracker, out, settings) as tracker,
             progress_bar(config.seeds, f"evaluate {label}", "episode") as bar,
+            contextlib.ExitStack() as stack,
         ):
             check_spaces(policy, env)
             say_engines(config.cluster)
             core: Any = env.unwrapped
             spec = core.policy_spec
+            deciding_policy = policies[label]
+            if config.explore:
+                deciding_policy = Exploring(deciding_policy, config.explore, core.config.num_rows)
+            if config.log_states:
+                env = log = StateLog(env, deciding_policy, out / STATES_FILE, records.done > 0)
+                stack.callback(log.close_file)
             episodes = []
             for step, seed in enumerate(config.seed_range):
                 key = Key(label, seed, config.backend.name)
-                episodes.append(records.run(key, env, policies[label]))
+                episodes.append(records.run(key, env, deciding_policy))
                 metrics = episodes[-1].metrics
                 tracker.log(
                     {f"evaluation/{name}": metrics[name] for name in SHOWN_METRICS if name in metrics}, step
@@ -87,6 +102,8 @@ def main(config: EvaluateConfig, out: Path) -> None:
         (name, _interval(summary[name])) for name in SHOWN_METRICS if name in summary
     ]
     rows += [] if live is None else shown_rows(live)
+    if config.report:
+        print(f"Report in {write_report(out)}")
     print_table(f"{label} on {config.workload.name}, {config.seeds} episodes", ("figure", "iqm [95 %]"), rows)
     print_warnings([] if live is None else live["warnings"])
     print_results_in(out)

@@ -5,7 +5,7 @@
     python -m runners.simulate workload=azure_conv_fitted backend=vllm backend.endpoints=[http://127.0.0.1:8000]
 
 Writes `summary.json`, `requests.parquet` and, unless `requests_json=false`, `requests.json` (keys of
-`vllm bench serve --save-detailed`).
+`vllm bench serve --save-detailed`). `report=true` also writes `report.html` (see `runners.report`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from serving_gym.envs.workload.schema import Workload
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.configuration.clusters import check_unattended, cluster_of, num_engines, simulator_of
 from serving_gym.runners.configuration.schema import SimulateConfig
+from serving_gym.runners.html.report import write_report
 from serving_gym.runners.reporting.engine_lines import say_engines
 from serving_gym.runners.reporting.idle_time import skipped_s, whole_records, whole_usage
 from serving_gym.runners.reporting.line_writer import LineWriter
@@ -111,6 +112,7 @@ def main(config: SimulateConfig, out: Path) -> None:
         "router": cluster.router,
     }
     header |= {"backend": config.backend.name, "servers": served.servers}
+    header["classes"] = {name: {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s} for name, slo in slos.items()}
     if served.ended_by is not None:
         header["interrupted"] = type(served.ended_by).__name__
     write_json(out / "summary.json", {**header, **figures, "metrics": summary})
@@ -118,6 +120,8 @@ def main(config: SimulateConfig, out: Path) -> None:
     of_length = [name for name in LENGTH_METRICS if summary[name]]
     names = (*figures, *SHOWN_METRICS[1:], *SESSION_METRICS, *of_length, *served.usage)
     print_summary(title, figures | summary, names)
+    if config.report:
+        print(f"Report in {write_report(out)}")
     print_results_in(out)
     if served.ended_by is not None:
         print(

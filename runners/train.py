@@ -15,7 +15,8 @@ that finishes all decisions in time, the same seed gives the same agent.
 Writes `checkpoint/` (the policy with the highest return on validation episodes: weights, resolved config, card),
 `last/` (the state for `resume=`), `metrics.jsonl`, `comparison.json` (see `runners.comparison.results`; `training` has
 the step of the best policy and the validation returns of all policies), `learning_curve.png` (validation return over
-steps and minutes, with the other policies on the same episodes) and `intervals.png`.
+steps and minutes, with the other policies on the same episodes) and `intervals.png`; `figures=pdf`: each as a PDF too.
+`report=true` also writes `report.html` (see `runners.report`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from serving_gym.runners.comparison.run import kinds_of
 from serving_gym.runners.comparison.verdict import closing_rows, roles_of, verdict
 from serving_gym.runners.configuration.policies import load_policies
 from serving_gym.runners.configuration.train_config import TrainConfig, register_agents, resumed
+from serving_gym.runners.html.report import write_report
 from serving_gym.runners.reporting.engine_lines import say_engines
 from serving_gym.runners.reporting.output import write_json
 from serving_gym.runners.reporting.progress import progress_bar
@@ -104,6 +106,8 @@ def main(config: TrainConfig, out: Path) -> None:
         for name, file in (("validation/learning_curve", CURVE), ("comparison/intervals", INTERVALS)):
             tracker.picture(name, out / file, budget.steps)
         tracker.checkpoint(CHECKPOINT, out / CHECKPOINT)
+    if config.report:
+        _say(f"Report in {write_report(out)}")
     _print(config, agent.name, comparison)
     print(f"Learning curve in {out / CURVE}")
     print_results_in(out)
@@ -161,8 +165,9 @@ def _draw(config: TrainConfig, training: Training, comparison: dict[str, Any], o
         f"{agent} in {config.env['name']} on {config.workload.name}: mean return of "
         f"{len(training.validation_jobs)} validation episodes"
     )
-    plot_learning_curve(out / CURVE, training.validation_rows(), references, results["start"], title)
-    plot_intervals(out / INTERVALS, comparison["policies"])
+    rows = training.validation_rows()
+    plot_learning_curve(out / CURVE, rows, references, results["start"], title, agent, config.figures)
+    plot_intervals(out / INTERVALS, comparison["policies"], figures=config.figures, learned=[agent])
 
 
 def _print(config: TrainConfig, agent: str, comparison: dict[str, Any]) -> None:

@@ -56,7 +56,8 @@ class TuneTaskConfig:
         sigma: initial step size, as a share of each constant's range.
         search_seed: seed of the searches.
         processes: policies tuned side by side; None: one a core.
-        save: whether to write `configs/policy/NAME_tuned.yaml` as well.
+        save: whether to write `configs/policy/NAME_SUFFIX.yaml` as well.
+        suffix: end of the names of these files.
     """
 
     out: str
@@ -70,6 +71,7 @@ class TuneTaskConfig:
     search_seed: int = 0
     processes: int | None = None
     save: bool = False
+    suffix: str = TUNED.removeprefix("_")
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -82,6 +84,8 @@ class TuneTaskConfig:
         if self.processes is not None:
             check_least("processes", self.processes, 1)
         check_within(self, "(0, 1]", "sigma")
+        if not self.suffix.isidentifier() or not self.suffix.endswith(TUNED.removeprefix("_")):
+            raise ValueError(f"suffix must be a word that ends in 'tuned', got {self.suffix!r}")
 
 
 @dataclass
@@ -260,7 +264,7 @@ def _save(config: TuneTaskConfig, found: Mapping[str, Any], plan: Plan) -> None:
         f"mean share of {plan.reference}'s return {found['before']:.5g} before, {found['tuned']:.5g} tuned.",
         command_line("tune_task"),
     ]
-    save_tuned(found["policy"], tuned_text(head, found["name"], found["params"]))
+    save_tuned(found["policy"], tuned_text(head, found["name"], found["params"]), config.suffix)
 
 
 if __name__ == "__main__":

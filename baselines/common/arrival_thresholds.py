@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from serving_gym.baselines.common.layout_ladder import LadderConfig, LayoutLadder, parse_split_mode
+from serving_gym.baselines.common.layout_ladder import (
+    MERGE_MODES,
+    SPLIT_MODES,
+    LadderConfig,
+    LayoutLadder,
+    parse_split_mode,
+)
 from serving_gym.baselines.common.layouts import parse_mode
 from serving_gym.baselines.common.signals import ArrivalRates
 from serving_gym.baselines.policy import Action, Configured, PolicySpec, Tunable
@@ -61,6 +67,8 @@ class RateThresholdConfig(ArrivalThresholdConfig):
         return {
             "threshold_tokens_per_gpu_s": Tunable(100.0, 100_000.0, log=True),
             "smoothing_s": Tunable(0.2, 120.0, log=True),
+            "merge_mode": MERGE_MODES,
+            "split_mode": SPLIT_MODES,
         } | LadderConfig.tunables()
 
 
@@ -86,6 +94,8 @@ class PromptThresholdConfig(ArrivalThresholdConfig):
         return {
             "threshold_prompt_tokens": Tunable(100.0, 20_000.0, log=True),
             "smoothing_s": Tunable(1.0, 300.0, log=True),
+            "merge_mode": MERGE_MODES,
+            "split_mode": SPLIT_MODES,
         } | LadderConfig.tunables()
 
 

@@ -16,7 +16,7 @@ from serving_gym.baselines.common.layouts import (
     uniform_layout,
     with_regions,
 )
-from serving_gym.baselines.policy import Action, Constants, tunable
+from serving_gym.baselines.policy import Action, Constants, Tunable, tunable, tunable_choice
 from serving_gym.calibration.fields import check_at_least, check_not_negative, check_within
 from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Layout, changed_regions, groups_of
@@ -40,7 +40,7 @@ class LadderConfig(Constants):
     threshold_growth_ratio: float = tunable(2.0, 1.0, 8.0, log=True)
     hysteresis_ratio: float = tunable(0.5, 0.1, 0.95)
     dwell_s: float = tunable(10.0, 1.0, 60.0, log=True)
-    rolling: bool = False
+    rolling: bool = tunable_choice(False, True)
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "threshold_growth_ratio")
@@ -48,6 +48,15 @@ class LadderConfig(Constants):
         check_not_negative(self, "dwell_s")
         for layout in self.layouts:
             parse_layout(layout)
+
+
+def words(*values: str) -> Tunable:
+    """Words that a tuner may choose among."""
+    return Tunable(0.0, float(len(values)), False, values)
+
+
+MERGE_MODES = words("soft", "hard", "sequential")
+SPLIT_MODES = words("hard", "sequential")
 
 
 def parse_split_mode(name: str) -> SwitchMode:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from serving_gym.baselines.common.layout_ladder import LadderConfig, LayoutLadder, parse_split_mode
+from serving_gym.baselines.common.layout_ladder import (
+    MERGE_MODES,
+    SPLIT_MODES,
+    LadderConfig,
+    LayoutLadder,
+    parse_split_mode,
+    words,
+)
 from serving_gym.baselines.common.layouts import parse_mode
 from serving_gym.baselines.common.signals import requests_in_system
 from serving_gym.baselines.policy import Action, Configured, PolicySpec, Tunable
@@ -39,7 +46,11 @@ class LoadThresholdConfig(LadderConfig):
     @staticmethod
     def tunables() -> dict[str, Tunable]:
         """Constants that a tuner may search."""
-        return {"threshold_requests_per_gpu": Tunable(0.1, 64.0, log=True)} | LadderConfig.tunables()
+        return {
+            "threshold_requests_per_gpu": Tunable(0.1, 64.0, log=True),
+            "mode": MERGE_MODES,
+            "split_mode": words("", *SPLIT_MODES.values),
+        } | LadderConfig.tunables()
 
 
 class LoadThresholdPolicy(Configured[LoadThresholdConfig]):

@@ -61,6 +61,11 @@ class SageServePolicy(Autoscaler, Configured[SageServeScalingConfig]):
         """Time between decisions."""
         return self.config.period_s
 
+    @property
+    def history_needed_s(self) -> float:
+        """A window: without one the plan would be made for no traffic, and for an hour."""
+        return self.config.window_s
+
     def __init__(self, config: SageServeScalingConfig | None = None) -> None:
         super().__init__(config)
         self.clairvoyant = self.config.forecaster == ORACLE

@@ -13,7 +13,7 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 
 import serving_gym
-from serving_gym.envs.dp_tp.render import make_frame
+from serving_gym.envs.dp_tp.render import group_rows
 from serving_gym.envs.interface.metrics import RequestRecords
 
 POLICIES = ("prompt_threshold_default_tuned", "static_4x2", "static_2x4", "static_dp")
@@ -32,7 +32,8 @@ def play(policy_name: str) -> tuple[list[float], list[list[int]], list[float], R
         observation, reward, terminated, truncated, _ = env.step(policy.act(observation, env.state))
         returns.append(returns[-1] + float(reward))
         times_s.append(env.state.now_s)
-        widths.append(make_frame(env.state, env.config.cluster).width.tolist())
+        rows = group_rows(env.state, env.config.cluster.base_width)
+        widths.append([group.length for group in rows for _ in group.members])
         over = terminated or truncated
     return times_s, widths, returns[1:], env.records()
 

@@ -68,6 +68,71 @@ def vector_from_changes(
     return np.array(rows, np.int64).ravel()
 
 
+def changes_from_vector(
+    spec: AutoscalingSpec, state: AutoscalingState, vector: NDArray[np.integer]
+) -> Iterator[ScaleChange | Release]:
+    """Changes of a vector of the action space, from what a policy knows: as `Levers.changes`, which has the simulator.
+
+    Each endpoint's changes are found as if those before it had been carried out.
+
+    Args:
+        spec: The setting.
+        state: At the decision.
+        vector: (3 E,)
+
+    Raises:
+        ValueError: It is not a vector of the action space.
+    """
+    widths = (2 * spec.max_change + 1, 2, spec.num_levels)
+    vector = check_action(vector, MultiDiscrete(np.array(widths * len(spec.endpoints))))
+    vacant = {region: counts.copy() for region, counts in state.vacant.items()}
+    spot = np.array([own.spot for own in state.endpoints])
+    for number, (change, lever, level) in enumerate(vector.reshape(-1, LEVERS).tolist()):
+        endpoint, shown = spec.endpoints[number], state.endpoints[number]
+        if level != shown.release_level:
+            yield Release(endpoint, level)
+        wanted = change - spec.max_change
+        if wanted > 0:
+            yield from _coming_by_state(spec, state, number, wanted, lever, spot, vacant[endpoint.region])
+        room = max(len(shown.present) - spec.min_instances, 0)
+        if (going := min(-wanted, room)) > 0:
+            donated = min(going, len(shown.running)) if lever == SPOT else 0
+            if donated:
+                yield ScaleChange(endpoint, Operation.DONATE, donated)
+            if going > donated:
+                yield ScaleChange(endpoint, Operation.STOP, going - donated)
+
+
+def _coming_by_state(
+    spec: AutoscalingSpec,
+    state: AutoscalingState,
+    number: int,
+    count: int,
+    lever: int,
+    spot: NDArray[np.int64],
+    vacant: NDArray[np.int64],
+) -> Iterator[ScaleChange]:
+    """As `_coming`; what is taken is taken from `spot` (E, G) and `vacant` (G,)."""
+    endpoint, shown = spec.endpoints[number], state.endpoints[number]
+    taken = np.bincount(shown.instances["gpu"], minlength=len(spec.gpus))
+    most = np.full(len(spec.gpus), spec.max_instances) if spec.places is None else spec.places[number]
+    empty = most - taken
+    kinds = np.flatnonzero(most > 0).tolist()
+    others = [e for e, at in enumerate(spec.endpoints) if at.region == endpoint.region and e != number]
+    own = [(Operation.RECLAIM, kind, "", spot[number]) for kind in kinds]
+    given = [(Operation.REDEPLOY, kind, spec.endpoints[e].model, spot[e]) for kind in kinds for e in others]
+    fresh = [(Operation.START, kind, "", vacant) for kind in kinds]
+    for operation, kind, donor, there in (*own, *given, *fresh) if lever == SPOT else (*fresh, *own, *given):
+        some = min(count, int(there[kind]), int(empty[kind]))
+        if some > 0:
+            count -= some
+            there[kind] -= some
+            empty[kind] -= some
+            yield ScaleChange(endpoint, operation, some, donor=donor, gpu=kind)
+    if count:
+        yield ScaleChange(endpoint, Operation.START, count, gpu=kinds[0])
+
+
 class Levers:
     """The action space of a configuration.
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.envs.autoscaling.config import AutoscalingConfig
+from serving_gym.envs.autoscaling.features import PARTS
 from serving_gym.envs.autoscaling.forecast import HOUR_S, forecast_tps, unrest, usual_tps
 from serving_gym.envs.autoscaling.slowness import first_places, slowness_of
 from serving_gym.envs.autoscaling.state import (
@@ -36,49 +37,8 @@ HIGH = 64.0
 DAY_S, WEEK_S = 86_400.0, 7 * 86_400.0
 _COLUMN = {name: number for number, name in enumerate(TRAFFIC_DTYPE.names or ())}
 
-ENDPOINT_FEATURES = (
-    "running",  # instances that serve; log, as the next five
-    "starting",
-    "draining",
-    "spot",  # own spot instances
-    "spot_of_others",  # of the region
-    "vacant",  # machines of the region
-    "next_ready",  # seconds until the first of those that start serves; log; 0 where none does
-    "no_instance",  # 1: none serves
-    "kv_usage",  # effective memory utilisation, share
-    "running_requests",  # log, as the next four
-    "waiting_requests",
-    "waiting_tokens",
-    "held_requests",  # at the gateway
-    "niw_queued",
-    "niw_queued_tokens",
-    "niw_oldest",  # age of the oldest over the time it has, share
-    "release_level",  # number of the level over the number of levels less one
-    "load_minute",  # interactive prompt tokens/s of the last minute over what one instance serves; log, as the next 6
-    "load_interval",  # ... of the last decision interval
-    "load_hour",  # ... of the last hour
-    "forecast_interval",  # the same, expected in the next decision interval
-    "forecast_hour",  # ... in the next hour
-    "usual",  # ... at this time a week ago, mean of two hours
-    "niw_load_hour",  # non-interactive prompt tokens/s of the last hour over what one instance serves
-    "unrest",  # root mean square of log ratios of one quarter of an hour's load to the next's in the last day
-    "output_rate",  # tokens/s that answers of the last interval came to; log over scales.token_rate
-    "late",  # share of the last interval's interactive requests that missed an SLO, at most 1
-    "ttft",  # mean of the last interval over the strictest SLO; log
-    "tpot",  # the same
-    "slowness",  # times as long as by the profile that engines took in the last hour (`slowness`); 1: not known
-    "capacity",  # prompt tokens/s that one instance serves; log
-    "start_time",  # seconds that a start takes; log
-    "redeploy_time",  # seconds until another model's spot instance serves; log
-    "places_left",  # share of places that are empty
-)
-CLOCK_FEATURES = (
-    "day_sin",  # (1 + sin) / 2 of the time of day, and so on
-    "day_cos",
-    "week_sin",
-    "week_cos",
-    "left",  # share of the episode that is left
-)
+ENDPOINT_FEATURES = PARTS[0].names()
+CLOCK_FEATURES = PARTS[1].names()
 
 
 def shapes_of(spec: AutoscalingSpec) -> dict[str, tuple[int, ...]]:

@@ -11,10 +11,12 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
+from serving_gym.envs.base.features import Part
 from serving_gym.envs.base.lazy_observation import LazyObservation
 from serving_gym.envs.base.render import BaseRenderer
 from serving_gym.envs.base.validation import check_action, check_options, check_render_mode, check_running
 from serving_gym.envs.base.vector_env import MAX_SEED
+from serving_gym.envs.base.window import Window
 from serving_gym.envs.interface.metrics import RequestRecords
 from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.envs.interface.reward import Outcome
@@ -28,6 +30,7 @@ class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
     """Base class of the scalar environments, simulated or on live servers.
 
     Attributes:
+        parts: The arrays of the observation, number by number; empty: they are not described.
         make_spaces: Returns the observation and the action space of an episode.
         renderer_class: Draws episodes.
         commands: Classes of the commands that `step` takes besides actions of the action space and None.
@@ -36,7 +39,8 @@ class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
         period_s: Time between decisions that `ask_every` has set, seconds; None: the configuration's.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
+    metadata: dict[str, Any] = {"render_modes": ["human", "ansi", "rgb_array"], "render_fps": 10}
+    parts: ClassVar[tuple[Part, ...]] = ()
     make_spaces: ClassVar[Any]
     renderer_class: ClassVar[type[BaseRenderer[Any]]]
     commands: ClassVar[tuple[type, ...]] = ()
@@ -54,6 +58,7 @@ class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
         self.core = core
         self.observation_space, self.action_space = type(self).make_spaces(core)
         self._renderer = self.renderer_class(core) if render_mode else None
+        self._window = Window(type(self).__name__) if render_mode == "human" else None
 
     @property
     def config(self) -> Config:
@@ -130,15 +135,32 @@ class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
             return action
         return check_action(action, self.action_space, self.commands)  # type: ignore[arg-type]
 
-    def _record(self, first: bool = False) -> None:
-        """Adds the state to the renderer's frames."""
+    @property
+    def renderer(self) -> BaseRenderer[Any] | None:
+        """What draws the episode; None without a render mode."""
+        return self._renderer
+
+    def _begin_rendering(self) -> None:
+        """Shows the renderer the first state of an episode."""
         if self._renderer:
-            if first:
-                self._renderer.reset()
-            self._renderer.record(self.state)
+            self._renderer.reset(self.state)
+            self._show()
+
+    def _record(self, action: Any, reward: float, refused: str = "") -> None:
+        """Shows the renderer a decision and the state it led to."""
+        if self._renderer:
+            self._renderer.record(self.state, action, reward, refused)
+            self._show()
+
+    def _show(self) -> None:
+        """Draws into the window of the render mode `human`."""
+        if self._window and self._renderer:
+            self._window.show(self._renderer.image(), 1.0 / self.metadata["render_fps"])
 
     def render(self) -> Any:
-        """The cluster now (ansi) or over time (rgb_array).
+        """The cluster now: text (ansi), or a picture with the episode so far (rgb_array).
+
+        With `human`, `reset` and `step` draw, and this returns None.
 
         Raises:
             gymnasium.error.ResetNeeded: No episode has begun.
@@ -151,7 +173,15 @@ class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
             return None
         if not self._begun:
             raise ResetNeeded("Cannot call env.render() before calling env.reset()")
+        if self.render_mode == "human":
+            return None
         return self._renderer.text() if self.render_mode == "ansi" else self._renderer.image()
+
+    def close(self) -> None:
+        """Closes the window of the render mode `human`."""
+        if self._window:
+            self._window.close()
+        super().close()
 
 
 class SimulatedEnv(BaseEnv[Config, State]):
@@ -162,7 +192,7 @@ class SimulatedEnv(BaseEnv[Config, State]):
         episode_class: Class of the episode, built from a configuration.
 
     Args:
-        render_mode: "ansi", "rgb_array" or None.
+        render_mode: "human", "ansi", "rgb_array" or None.
         config: Fields of the configuration.
 
     Raises:
@@ -180,13 +210,14 @@ class SimulatedEnv(BaseEnv[Config, State]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Begins the episode of a seed; `options={"split": ...}` chooses the workload split it is drawn from."""
         self._begin(*self._next_episode(seed, options))
-        self._record(first=True)
+        self._begin_rendering()
         return self._observe(), self._info(0.0, {}, "")
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Takes an action and simulates to the next decision."""
-        outcome = self._advance(self._checked(action))
-        self._record()
+        checked = self._checked(action)
+        outcome = self._advance(checked)
+        self._record(checked, outcome.reward, outcome.refused)
         info = self._info(outcome.dt_s, outcome.terms, outcome.refused)
         return self._observe(), outcome.reward, outcome.terminated, outcome.truncated, info
 
@@ -238,7 +269,7 @@ class SimulatedEnv(BaseEnv[Config, State]):
         copy = type(self).__new__(type(self))
         copy.__dict__.update(self.__dict__)
         copy._np_random = deepcopy(self._np_random)
-        copy.render_mode, copy._renderer = None, None
+        copy.render_mode, copy._renderer, copy._window = None, None, None
         self._fork_core(copy)
         return copy
 

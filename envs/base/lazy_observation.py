@@ -22,6 +22,11 @@ class LazyObservation(Mapping[str, FloatArray]):
         self._value: Mapping[str, FloatArray] | None = None
 
     @property
+    def is_known(self) -> bool:
+        """Whether it has been computed."""
+        return self._value is not None
+
+    @property
     def value(self) -> Mapping[str, FloatArray]:
         """The observation."""
         if self._value is None:

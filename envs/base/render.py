@@ -1,36 +1,46 @@
-"""Rendering of episodes: text of the present state, and an image with one panel per quantity over time."""
+"""Rendering of episodes: text of the present state, and a picture of the cluster over plots of the episode so far."""
 
 from __future__ import annotations
 
-import io
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.envs.base.drawing.canvas import (
+    ACTION,
+    BLACK,
+    BLUE,
+    GREY,
+    LARGE,
+    NORMAL,
+    ORANGE,
+    PALE,
+    SKY,
+    SMALL,
+    Area,
+    Canvas,
+)
+from serving_gym.envs.base.drawing.timeline import (
+    BINS,
+    Curve,
+    Plot,
+    Timeline,
+    draw_plots,
+    format_number,
+    nice,
+)
+from serving_gym.envs.base.episode import last_arrival_s
+from serving_gym.envs.interface.state import TOTALS
+
+if TYPE_CHECKING:
+    from serving_gym.envs.workload.schema import Workload
+
 _BAR = " ▁▂▃▄▅▆▇█"
-Frame = TypeVar("Frame")
-
-
-@dataclass(frozen=True, eq=False)
-class Panel:
-    """One quantity over time.
-
-    Attributes:
-        title: Name of the quantity.
-        values: (frames, engines).
-        colours: Matplotlib colour map.
-        highest: Top of the scale; None: the largest value, at least 1.
-    """
-
-    title: str
-    values: NDArray[np.floating]
-    colours: str
-    highest: float | None = None
+_USUAL_REQUESTS = 1000  # where neither the episode's requests nor their number are known
+State = TypeVar("State")
 
 
 def level(share: float) -> str:
@@ -38,86 +48,195 @@ def level(share: float) -> str:
     return _BAR[min(len(_BAR) - 1, max(0, int(np.ceil(share * (len(_BAR) - 1)))))]
 
 
-def draw_panels(times: Sequence[float], panels: Sequence[Panel], rows: str) -> NDArray[np.uint8]:
-    """Draws panels below each other, (height, width, 3).
-
-    Args:
-        times: Time of each frame, seconds.
-        panels: Panels to draw.
-        rows: Label of the rows.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 1.5 * len(panels)), dpi=80, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    axes = np.atleast_1d(figure.subplots(len(panels), 1, sharex=True))
-    for axis, panel in zip(axes, panels, strict=True):
-        highest = panel.highest if panel.highest else max(1.0, float(panel.values.max()))
-        extent = (times[0], max(times[-1], times[0] + 1e-3), panel.values.shape[1] - 0.5, -0.5)
-        shown = axis.imshow(
-            panel.values.T,
-            aspect="auto",
-            extent=extent,
-            cmap=panel.colours,
-            vmin=0,
-            vmax=highest,
-            interpolation="nearest",
-        )
-        axis.set_title(panel.title, fontsize=8, loc="left")
-        axis.set_ylabel(rows, fontsize=7)
-        figure.colorbar(shown, ax=axis, pad=0.01)
-    axes[-1].set_xlabel("time, s", fontsize=8)
-    canvas.draw()  # type: ignore[no-untyped-call]
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="rgba", dpi=80)
-    width, height = canvas.get_width_height()
-    pixels = np.frombuffer(buffer.getvalue(), np.uint8).reshape(height, width, 4)
-    return np.ascontiguousarray(pixels[..., :3])
+def clock(now_s: float, horizon_s: float) -> str:
+    """Time of an episode, as long as its length needs: `12.3 s`, `12:34 min`, `1:23:45 h`."""
+    if horizon_s < 900:
+        return f"{now_s:.1f} s"
+    minutes, seconds = divmod(int(now_s), 60)
+    if horizon_s < 7200:
+        return f"{minutes}:{seconds:02d} min"
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d} h"
 
 
-class BaseRenderer(Generic[Frame]):
-    """Keeps the frames of an episode and draws them.
+class BaseRenderer(Generic[State]):
+    """Follows an episode and draws it.
 
     Attributes:
-        history: Most frames kept.
-        rows: Label of a row of the image.
+        size: Width and height of the picture, logical units.
+        scale: Pixels of a logical unit.
+        plots_height: Height of the plots, logical units.
 
     Args:
         episode: The episode to draw.
     """
 
-    history: ClassVar[int] = 600
-    rows: ClassVar[str] = "engine"
+    size: ClassVar[tuple[float, float]] = (640.0, 500.0)
+    scale: float = 1.5
+    plots_height: ClassVar[float] = 228.0
+    state: State
+    before: State | None
+    timeline: Timeline
 
     def __init__(self, episode: Any) -> None:
         self.episode = episode
-        self.frames: deque[Frame] = deque(maxlen=self.history)
 
-    def reset(self) -> None:
-        """Drops the frames of the last episode."""
-        self.frames.clear()
+    def reset(self, state: State) -> None:
+        """Begins an episode with its first state."""
+        self.before, self.state, self.action = None, state, None
+        self.returned, self.refused, self.decision = 0.0, "", "none yet"
+        self._totals = self.totals(state).copy()
+        self.timeline, self._peak_rps = self._scales()
 
-    def record(self, state: Any) -> None:
-        """Adds a frame."""
-        self.frames.append(self.frame(state))
+    def record(self, state: State, action: Any, reward: float = 0.0, refused: str = "") -> None:
+        """Takes note of a decision and of the state that it led to.
 
-    @abstractmethod
-    def frame(self, state: Any) -> Frame:
-        """Frame of a state; it has a field `now_s`."""
+        Args:
+            state: The state.
+            action: What was decided.
+            reward: Its reward.
+            refused: Why it was refused; empty: it was not.
+        """
+        self.before, self.state, self.action = self.state, state, action
+        self.returned += reward
+        self.refused = refused
+        self.decision = self.describe(self.before, action)
+        totals, from_s, to_s = self.totals(state), self.now_s(self.before), self.now_s(state)
+        gauges = {name: value * (to_s - from_s) for name, value in self.gauges(state).items()}
+        self.timeline.add(self.amounts(totals - self._totals) | gauges, from_s, to_s)
+        self._totals = totals.copy()
+
+    @staticmethod
+    def now_s(state: State) -> float:
+        """Time of a state, seconds."""
+        return float(state.now_s)  # type: ignore[attr-defined]
+
+    def totals(self, state: State) -> NDArray[np.float64]:
+        """(classes, at least len(TOTALS)), counted since the episode began."""
+        totals: NDArray[np.float64] = state.totals  # type: ignore[attr-defined]
+        return totals
+
+    def amounts(self, grown: NDArray[np.float64]) -> dict[str, float]:
+        """What goes into the columns of the time line.
+
+        Args:
+            grown: (classes, len(TOTALS)), growth of the totals since the last state.
+        """
+        of = {name: grown[:, i] for i, name in enumerate(TOTALS)}
+        slos = self.episode.slos
+        return {
+            "arrived": float(of["arrived"].sum()),
+            "first_tokens": float(of["first_tokens"].sum()),
+            "ttft": float(sum(of["ttft_sum_s"][c] / slo.ttft_s for c, slo in enumerate(slos))),
+            "finished": float(of["finished"].sum()),
+            "tpot": float(sum(of["tpot_sum_s"][c] / slo.tpot_s for c, slo in enumerate(slos))),
+        }
+
+    def gauges(self, state: State) -> dict[str, float]:
+        """Further columns of the time line: what there was until a state; a plot has them per second."""
+        return {}
+
+    def arrival_line(self) -> tuple[str, str]:
+        """The arrival rate of the last bins of the time axis, and its colour."""
+        last = min(int(self.now_s(self.state) / self.timeline.bin_s), BINS - 1)
+        recent = slice(max(last - 1, 0), last + 1)
+        seconds = float(self.timeline.column("seconds")[recent].sum())
+        rate = float(self.timeline.column("arrived")[recent].sum()) / seconds if seconds > 0 else 0.0
+        return f"{format_number(rate)} arrive/s", BLUE
+
+    # -- scales --------------------------------------------------------------------------------------------------------
+
+    def workload(self) -> Workload | None:
+        """Requests of the episode; None: they are not known beforehand."""
+        simulator = getattr(self.episode, "simulator", None)
+        workload: Workload | None = getattr(simulator, "workload", None)
+        return workload
+
+    def _scales(self) -> tuple[Timeline, float]:
+        """The time axis, and the top of the scale of arrivals, requests/s."""
+        workload, source = self.workload(), self.episode.source
+        if workload is None or not len(workload.arrival_s):
+            horizon_s = (source.spec.num_requests or _USUAL_REQUESTS) / source.rate_rps
+            return Timeline(1.05 * horizon_s), nice(3 * source.rate_rps)
+        timeline = Timeline(1.03 * self._expected_end_s(workload))
+        counts, _ = np.histogram(workload.arrival_s, BINS, (0.0, timeline.horizon_s))
+        return timeline, nice(float(counts.max()) / timeline.bin_s)
+
+    def _expected_end_s(self, workload: Workload) -> float:
+        """When most have ended if a request takes as long as its SLO allows, seconds."""
+        slos = self.episode.slos
+        limits = np.array([(slo.ttft_s, slo.tpot_s) for slo in slos])[workload.class_id]
+        allowed_s = limits[:, 0] + limits[:, 1] * (workload.output_tokens - 1)
+        return last_arrival_s(workload, slos) + float(np.median(allowed_s))
+
+    # -- text ----------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def text(self) -> str:
         """Text of the present state of the cluster."""
 
     @abstractmethod
-    def panels(self) -> Sequence[Panel]:
-        """Panels of the image."""
+    def title(self) -> str:
+        """What the cluster is: environment, hardware and model."""
 
-    def _over_time(self, name: str) -> NDArray[Any]:
-        """(frames, rows), a field of the frames."""
-        return np.array([getattr(frame, name) for frame in self.frames])
+    @abstractmethod
+    def describe(self, before: State, action: Any) -> str:
+        """A decision in a few words.
+
+        Args:
+            before: The state it was taken in.
+            action: What was decided.
+        """
+
+    # -- picture -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def draw(self, canvas: Canvas, area: Area) -> None:
+        """Draws the cluster as it is now."""
+
+    def plots(self) -> Sequence[Plot]:
+        """Plots below the cluster."""
+        timeline = self.timeline
+        arrivals = Curve("", timeline.per("arrived", "seconds"), SKY, filled=True)
+        latency = (
+            Curve("TTFT", timeline.per("ttft", "first_tokens"), BLUE),
+            Curve("TPOT", timeline.per("tpot", "finished"), ORANGE),
+        )
+        return (
+            Plot("arrivals, requests/s", (arrivals,), 0.0, self._peak_rps),
+            *self.own_plots(),
+            Plot("mean latency / SLO (lower is better)", latency, 0.01, 100.0, log=True, limit=1.0),
+        )
+
+    def own_plots(self) -> Sequence[Plot]:
+        """What the environment shows between arrivals and latency."""
+        return ()
 
     def image(self) -> NDArray[np.uint8]:
-        """(height, width, 3), the panels over time."""
-        return draw_panels(self._over_time("now_s").tolist(), self.panels(), self.rows)
+        """(height, width, 3), the cluster now over the episode so far."""
+        width, height = self.size
+        canvas = Canvas(width, height, self.scale)
+        self._draw_head(canvas, width)
+        top, bottom = 44.0, height - self.plots_height
+        self.draw(canvas, Area(6, top, width - 12, bottom - top - 4))
+        canvas.line([(0, bottom), (width, bottom)], PALE)
+        plots = Area(6, bottom + 4, width - 12, self.plots_height - 6)
+        draw_plots(canvas, plots, self.plots(), self.timeline, self.now_s(self.state))
+        return canvas.pixels()
+
+    def _draw_head(self, canvas: Canvas, width: float) -> None:
+        now = clock(self.now_s(self.state), self.timeline.horizon_s)
+        used = canvas.text(width - 8, 4, now, LARGE, BLACK, "ra", bold=True)
+        canvas.text(8, 4, self.title(), LARGE, BLACK, bold=True, room=width - used - 24)
+        used = canvas.text(width - 8, 24, self._figures(), SMALL, GREY, "ra")
+        decision = f"refused: {self.refused}" if self.refused else f"decision: {self.decision}"
+        canvas.text(8, 22, decision, NORMAL, ACTION, room=width - used - 28)
+
+    def _figures(self) -> str:
+        """Attainment and return so far."""
+        sums = self._totals.sum(axis=0)
+        parts = []
+        for name, met, all_of in (("TTFT", "ttft_met", "first_tokens"), ("TPOT", "tpot_met", "finished")):
+            number = sums[TOTALS.index(all_of)]
+            if number:
+                parts.append(f"{name} in SLO {sums[TOTALS.index(met)] / number:.0%}")
+        return "   ".join([*parts, f"return {self.returned:.4g}"])

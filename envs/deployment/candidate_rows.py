@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from serving_gym.envs.deployment.candidates import Candidate
 from serving_gym.envs.deployment.config import DeploymentScales
 from serving_gym.envs.deployment.division import DECODE, PREFILL
+from serving_gym.envs.deployment.features import PARTS
 from serving_gym.envs.deployment.state import DeploymentSetting
 from serving_gym.envs.deployment.switch_cost import SwitchCost
 from serving_gym.envs.machines.cluster import ReplicaKind
@@ -18,29 +19,7 @@ FloatArray = NDArray[np.float64]
 LEAST_DEMAND = 1e-9  # requests a span; a type that is not expected has nearly no end of room
 
 # Features of a candidate; behind them, for each type, what it could serve of that type alone over its forecast (log1p).
-CANDIDATE_FEATURES = (
-    "exists",
-    "stay",
-    "uniform",
-    "apart",  # types are kept apart, else spread
-    "divided",  # between prefill and decode workers
-    "room",  # requests it reaches over requests forecast, log1p of the ratio
-    "prefill_room",  # likewise of its prefill workers alone; as `room` where replicas do both
-    "decode_room",  # and of its decode workers
-    "replicas",  # over the most there can be, ratio
-    "prefill_tp",  # mean of replicas that prefill, over the GPUs of a machine, ratio
-    "prefill_pp",  # over the longest pipeline, ratio
-    "decode_tp",  # mean of replicas that decode
-    "decode_pp",
-    "prefill_gpus",  # GPUs that only prefill, ratio
-    "idle_gpus",  # ratio
-    "kv_capacity_tokens",  # of all replicas that decode
-    "gpus_changed",  # in replicas that come, ratio
-    "switch_bytes",  # of weights that would be sent
-    "switch_stall_s",  # until the new replicas serve, without draining and without KV
-    "requests_moved",  # in replicas that would go
-    "context_moved",  # tokens of theirs
-)
+CANDIDATE_FEATURES = PARTS[0].names()
 
 
 class CandidateRows:

@@ -7,6 +7,7 @@ from typing import ClassVar
 from serving_gym.envs.base.env import SteppedEnv
 from serving_gym.envs.deployment.config import DeploymentConfig
 from serving_gym.envs.deployment.episode import DeploymentEpisode
+from serving_gym.envs.deployment.features import PARTS
 from serving_gym.envs.deployment.render import Renderer
 from serving_gym.envs.deployment.spaces import make_spaces
 from serving_gym.envs.deployment.state import Deploy, DeploymentState
@@ -23,15 +24,19 @@ class DeploymentEnv(SteppedEnv[DeploymentConfig, DeploymentState]):
     ## Action space
 
     `Discrete(num_candidates)`: one deployment of `envs.deployment.candidates` with its assignment. The candidates are
-    computed anew at each decision from the forecast of the next span. The first ones keep the present replicas. The
-    others are the best uniform deployments, the result of a hill climb, and neighbours of both, best first. Each
-    deployment appears with two assignments: types spread over all replicas, and types separated by the flow solution.
-    If the cluster allows prefill and decode workers (`cluster.disaggregation`, the default), up to half of the
-    candidates divide its GPUs between the two roles: the best division for each size of decode workers, and one prefill
-    worker more or fewer than now. Missing candidates are masked (`action_masks()`, `info["action_mask"]`); during a
-    switch only the candidates that keep the replicas are possible. A masked action changes nothing, and is counted and
-    explained in `info["refused"]`. `step` also takes a `Deploy` command, with any placement and assignment, and None
-    (no change).
+    computed anew at each decision from the forecast of the next span.
+
+    | candidates | are |
+    |---|---|
+    | the first ones | the present replicas |
+    | the others, best first | the best uniform deployments, the result of a hill climb, and neighbours of both |
+    | up to half, with `cluster.disaggregation` | divisions into prefill and decode workers |
+
+    Each deployment appears with two assignments: types spread over all replicas, and types separated by the flow
+    solution. Divisions are the best one for each size of decode workers, and one prefill worker more or fewer than now.
+    Missing candidates are masked (`action_masks()`, `info["action_mask"]`); during a switch only the candidates that
+    keep the replicas are possible. A masked action changes nothing, and is counted and explained in `info["refused"]`.
+    `step` also takes a `Deploy` command, with any placement and assignment, and None (no change).
 
     A switch keeps the replicas that occur in both deployments. On the others, short requests are drained and long ones
     migrate with their KV cache, weights are sent over shared links from the GPUs that hold them, and engines start
@@ -41,30 +46,24 @@ class DeploymentEnv(SteppedEnv[DeploymentConfig, DeploymentState]):
 
     ## Observation space
 
-    `Dict(candidates=(num_candidates, 21 + types), replicas=(most replicas, 11 + types), types=(types, 3 + history),
-    cluster=(14,))`, float32 in [0, 64]. Rows and units are named in `envs.deployment.observation`: counts and rates are
-    log1p(value / scale) with fixed scales, ratios are ratios. The observation does not contain the true output length.
+    A dictionary of float32 arrays in [0, 64]. Rows behind the last candidate or replica are zero. The observation does
+    not contain the true output length.
 
     ## Reward
 
-    `objective.scale` times the weighted sum of the terms in `info["reward_terms"]` over the span: `p99` (minus the 99th
-    percentile of the latency of requests that ended, seconds), `ttft_attainment/CLASS` and `tpot_attainment/CLASS`
-    (minus the number of SLO misses; one miss weighs as much as one second of a span's `p99`), `switch` (minus the
-    number of GPUs in new replicas), `abandoned` (minus the number of requests refused, failed or left unfinished), and,
-    with weight 0 by default, `latency` (minus the growth of the sum over requests of TTFT / SLO + TPOT / SLO),
-    `throughput` (requests that ended) and `goodput` (requests finished within both SLOs). The weights of `p99` (1) and
-    `throughput` (0) are arguments of the environment. `info["dt"]` is the time the step took, seconds.
+    `objective.scale` times the weighted sum of the terms in `info["reward_terms"]` over the span:
 
-    ## The default task
+    | term | is | weight |
+    |---|---|---|
+    | `p99` | minus the 99th percentile of the latency of requests that ended, seconds | `p99`, 1 |
+    | `ttft_attainment/CLASS`, `tpot_attainment/CLASS` | minus the number of SLO misses | `objective` |
+    | `switch` | minus the number of GPUs in new replicas | `objective` |
+    | `abandoned` | minus the number of requests refused, failed or left unfinished | `objective` |
+    | `latency` | minus the growth of the sum over requests of TTFT / SLO + TPOT / SLO | `objective`, 0 |
+    | `throughput` | requests that ended | `throughput`, 0 |
+    | `goodput` | requests finished within both SLOs | `objective`, 0 |
 
-    Llama-2-70B on 16 H100 for half an hour in which mix and rate drift: long outputs in quiet minutes, short outputs in
-    busy minutes, then long prompts. In the busiest minutes the load equals the capacity of the cluster. A policy can
-    gain in three ways. Long prompts delay the decoding of other requests: prefill and decode workers avoid this while
-    their numbers fit the mix, and so does separating types while the mix is as forecast. Wide replicas answer faster
-    under low load, narrow ones have more throughput under high load. A switch that comes too late leaves a backlog. On
-    six episodes of the test split the means are (return, share of requests that attain all SLOs): vLLM static -619,
-    0.89; Llumnix's dispatch -646, 0.88; a planner like Dynamo's -1473, 0.56, tuned -247, 0.98. On two of them vLLM
-    static has -389, OServe -926 (0.77), and -1862 (0.57) by its literal reading (`policy=oserve_literal`).
+    One SLO miss weighs as much as one second of a span's `p99`. `info["dt"]` is the time the step took, seconds.
 
     ## Start and end
 
@@ -72,16 +71,22 @@ class DeploymentEnv(SteppedEnv[DeploymentConfig, DeploymentState]):
     arrivals that its seed draws from the split. It is terminated when every request has been served, refused or lost.
     It is truncated `drain_limit_s` after the last arrival; unfinished requests then count as missed and abandoned.
 
+    ## The default task
+
+    Llama-2-70B on 16 H100 (`cluster=machines_h100_x16`) for half an hour in which mix and rate drift
+    (`workload=drifting_types`): long outputs in quiet minutes, short outputs in busy minutes, then long prompts. In the
+    busiest minutes the load equals the capacity of the cluster. A policy can gain in three ways. Long prompts delay the
+    decoding of other requests: prefill and decode workers avoid this while their numbers fit the mix, and so does
+    separating types while the mix is as forecast. Wide replicas answer faster under low load, narrow ones have more
+    throughput under high load. A switch that comes too late leaves a backlog.
+
     ## What there is to gain
 
-    In version 0:
-    Interquartile mean of the return on the default workload, test seeds 0 to 5: random -61,569, best static deployment
-    (`vllm_static`) -615, best tuned heuristic (`dynamo_tuned`) -193, `zoo/deployment` -189. `clairvoyant_deployment`,
-    which knows the next span's demand but does not divide prefill from decode, has -1532.
+    `clairvoyant_deployment` knows the next span's demand but does not divide prefill from decode.
 
     ## Arguments
 
-    See `envs.deployment.config.DeploymentConfig`.
+    Often changed: `num_candidates`, `types`, `profiling`, `forecast_spans`.
 
     ## Version history
 
@@ -93,6 +98,7 @@ class DeploymentEnv(SteppedEnv[DeploymentConfig, DeploymentState]):
     core: DeploymentEpisode
     config_class = DeploymentConfig
     episode_class = DeploymentEpisode
+    parts = PARTS
     make_spaces = staticmethod(make_spaces)
     renderer_class = Renderer
     commands: ClassVar[tuple[type, ...]] = (Deploy,)

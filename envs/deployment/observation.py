@@ -15,6 +15,7 @@ from serving_gym.envs.deployment.candidate_rows import CandidateRows
 from serving_gym.envs.deployment.candidates import Candidate
 from serving_gym.envs.deployment.config import DeploymentScales
 from serving_gym.envs.deployment.division import DECODE, PREFILL
+from serving_gym.envs.deployment.features import PARTS
 from serving_gym.envs.deployment.state import DeploymentSetting, DeploymentState
 from serving_gym.envs.deployment.switch_cost import SwitchCost
 from serving_gym.envs.interface.state import TOTALS, EngineStatus
@@ -25,43 +26,12 @@ Observation = dict[str, NDArray[np.float32]]
 HIGH = 64.0  # no log1p of a float64 is larger than this for values below e^64
 
 # Features of a replica of the deployment in force, or that is to be; behind them, its share of each type (ratio).
-REPLICA_FEATURES = (
-    "tp",  # over the GPUs of a machine, ratio
-    "pp",  # over the longest pipeline, ratio
-    "in_service",
-    "num_running",
-    "num_waiting",
-    "pending_prefill_tokens",
-    "context_tokens",
-    "kv_usage",  # ratio
-    "busy",  # share of the last span, ratio
-    "prefills",
-    "decodes",
-)
+REPLICA_FEATURES = PARTS[1].names()
 
 # Features of a type; behind them its rates in the last spans, requests per second, the latest first.
-TYPE_FEATURES = (
-    "forecast",  # requests per second
-    "input_tokens",  # mean
-    "output_tokens",  # mean
-)
+TYPE_FEATURES = PARTS[2].names()
 
-CLUSTER_FEATURES = (
-    "num_pooled",
-    "pooled_tokens",
-    "num_in_flight",
-    "draining",
-    "switching",  # weights on their way or engines starting
-    "switch_elapsed_s",
-    "switch_due_s",  # from now, of its present phase
-    "since_switch_s",  # since one began
-    "request_rate",  # requests that arrived in the last span, per second
-    "finish_rate",  # requests that ended in the last span, per second
-    "p99_s",  # latency of those
-    "ttft_misses",  # share of first tokens in the last span
-    "tpot_misses",  # share of requests that ended in the last span
-    "refused_rate",  # requests refused in the last span, per second
-)
+CLUSTER_FEATURES = PARTS[3].names()
 
 
 @dataclass

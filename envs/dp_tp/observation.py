@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from serving_gym.envs.dp_tp.features import PARTS
 from serving_gym.envs.interface.commands import SwitchMode
 from serving_gym.envs.interface.layout import Layout
 from serving_gym.envs.interface.state import TOTALS, ClusterState, EngineStatus
@@ -20,45 +21,11 @@ from serving_gym.envs.interface.state import TOTALS, ClusterState, EngineStatus
 HIGH = 64.0  # no log1p of a float64 is larger than this for values below e^64
 
 # Features of a base engine; those of its group are repeated on every member.
-ENGINE_FEATURES = (
-    "group_width",  # log2(base engines of the group) / log2(node)
-    "target_width",  # the same after the reconfigurations in flight
-    "group_begins",  # 1 on the leftmost member
-    "draining",
-    "speculative",
-    "down",
-    "num_running",
-    "num_waiting",
-    "prefill_backlog_s",  # pending prefill tokens over the group's prefill speed
-    "kv_usage",  # ratio
-    "context_tokens",
-    "iteration_s",  # of a decode iteration with the present batch
-    "num_paused",  # requests that stand still on any group of this base engine
-)
+ENGINE_FEATURES = PARTS[0].names()
 
-CLUSTER_FEATURES = (
-    "num_pooled",
-    "pooled_tokens",
-    "num_in_flight",
-    "request_rate_now",  # arrivals per second in the last decision interval
-    "request_rate_short",  # exponential averages
-    "request_rate_long",
-    "token_rate_now",  # prompt tokens per second
-    "token_rate_short",
-    "token_rate_long",
-    "switching",  # share of the node under reconfiguration
-    "switch_elapsed_s",
-    "sequential",
-    "soft",
-    "hard",
-    "since_switch_s",
-)
+CLUSTER_FEATURES = PARTS[1].names()
 
-CLASS_FEATURES = (
-    "request_rate_short",
-    "ttft_misses_short",  # share of TTFT SLO misses, exponential average
-    "tpot_misses_short",
-)
+CLASS_FEATURES = tuple(feature.name for feature in PARTS[1].repeated)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class ClusterSpec:
         max_num_batched_tokens: Token budget of an iteration.
         chunked_prefill: Whether prompts are computed in chunks, beside decoding requests; None: as the engine does by
             default, which before V1 computes them whole and by themselves.
+        reserve_full_prompt: Whether a request is admitted only where KV for its whole prompt is free; False: for its
+            next chunk (vLLM's `scheduler_reserve_full_isl`).
         long_prefill_token_threshold: Longest prefill chunk; 0 for none.
         request_timeout_s: Time from its arrival after which the server ends a request, whatever it has of it, and its
             client gets an error, s; None: never (vLLM's own behaviour; gateways before it usually have a limit).

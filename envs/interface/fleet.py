@@ -139,6 +139,12 @@ class SlowNode:
 
     The iteration in flight is not affected. Of several at once the largest factor applies; a restart does not end them.
     Routers continue to use the nominal speed.
+
+    Attributes:
+        time_s: When it begins, s.
+        place: The slot.
+        factor: On iteration times.
+        duration_s: For how long, s.
     """
 
     time_s: float
@@ -160,6 +166,10 @@ class Crash:
 
     Its running requests fail, its waiting requests are routed again. A draining replica is removed;
     a starting one restarts. An empty slot is not affected.
+
+    Attributes:
+        time_s: When, s.
+        place: The slot.
     """
 
     time_s: float

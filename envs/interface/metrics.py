@@ -147,7 +147,7 @@ class RequestRecords:
 
         columns = self._columns()
         columns["outcome"] = np.array(OUTCOME_NAMES)[self.outcome]
-        columns["reason"] = self._reasons()
+        columns["reason"] = np.array(self._reasons(), object)
         columns.pop("error", None)
         return pd.DataFrame(columns)
 

@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class SLO:
-    """Latency SLO of a request class, seconds."""
+    """Latency SLO of a request class.
+
+    Attributes:
+        ttft_s: Longest time to the first token, s.
+        tpot_s: Longest mean time of a token after the first, s.
+    """
 
     ttft_s: float
     tpot_s: float
@@ -28,7 +33,11 @@ class SLO:
 
 @dataclass(frozen=True)
 class LengthSLO(SLO):
-    """Latency SLO whose TTFT grows with the prompt: max(ttft_s, ttft_s_per_token * input)."""
+    """Latency SLO whose TTFT grows with the prompt: max(ttft_s, ttft_s_per_token * input).
+
+    Attributes:
+        ttft_s_per_token: Time for each token of the prompt, s.
+    """
 
     ttft_s_per_token: float = 0.0
 

@@ -106,18 +106,31 @@ class WaitingRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """State that a policy may read at a decision."""
+    """State that a policy may read at a decision.
+
+    Attributes:
+        now_s: Time, s.
+        engines: (num_slots,) ENGINE_STATE_DTYPE.
+        layout: Groups that serve or are being drained, left to right.
+        target_layout: Layout after all transitions.
+        transitions: Reconfigurations under way.
+        num_pooled: Requests that no engine could take yet.
+        pooled_tokens: Their tokens.
+        totals: (num_classes, len(TOTALS)).
+        waiting: Requests whose arrival triggered this decision, oldest first.
+        stale: Engine slots with stale gauges; none in simulation.
+    """
 
     now_s: float
-    engines: NDArray[np.void]  # (num_slots,) ENGINE_STATE_DTYPE
-    layout: Layout  # groups that serve or are being drained, left to right
-    target_layout: Layout  # layout after all transitions
+    engines: NDArray[np.void]
+    layout: Layout
+    target_layout: Layout
     transitions: tuple[Transition, ...]
-    num_pooled: int  # requests that no engine could take yet
-    pooled_tokens: int  # their tokens to prefill
-    totals: NDArray[np.float64]  # (num_classes, len(TOTALS))
-    waiting: tuple[WaitingRequest, ...]  # requests whose arrival triggered this decision, oldest first
-    stale: tuple[int, ...] = ()  # engine slots with stale gauges; none in simulation
+    num_pooled: int
+    pooled_tokens: int
+    totals: NDArray[np.float64]
+    waiting: tuple[WaitingRequest, ...]
+    stale: tuple[int, ...] = ()
 
     @property
     def active(self) -> NDArray[np.void]:

@@ -71,6 +71,7 @@ class LiveBackend:
         limits = (spec.max_num_seqs,) * spec.num_base
         limited = replace(settings, max_model_len=lower_limit(settings.max_model_len, spec.max_model_len))
         self._session = LiveSession(limited, limits, spec.order, spec.router, self._on_arrival)
+        self._session.request_timeout_s = spec.request_timeout_s
         self._loop = LoopThread()
         try:
             self._loop.run(self._session.attach(urls))

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from serving_gym.envs.live.ledger import Ledger
+from serving_gym.envs.live.neighbours import Neighbours
 
 _TICK_S = 0.01
 _LOAD_EVERY_S = 1.0
@@ -107,6 +111,47 @@ class LagMeter:
             return 0.0
         at = int(np.searchsorted(self._counts.cumsum(), 0.99 * total))
         return min(float(_EDGES_S[min(at, len(_EDGES_S) - 1)]), self.max_s)
+
+
+def client_health(
+    ledger: Ledger,
+    meter: LagMeter,
+    decisions: tuple[int, int],
+    servers: dict[str, str],
+    neighbours: Neighbours,
+    remarks: Sequence[str],
+) -> ClientHealth:
+    """What the client itself has added to a run.
+
+    Args:
+        ledger: records of the run.
+        meter: lateness of the loop.
+        decisions: number of decisions that were taken out of a policy's hands, and of all.
+        servers: kind and version of each server, by address.
+        neighbours: requests of others.
+        remarks: what else is wrong with the servers.
+    """
+    lag_s = ledger.send_lag_s[ledger.order]
+    ttft_s = (ledger.first_token_s - ledger.arrival_s)[ledger.order]
+    answered = ~np.isnan(ttft_s)
+    p50_s, p99_s, max_s = np.percentile(lag_s, (50, 99, 100)).tolist() if lag_s.size else (0.0, 0.0, 0.0)
+    overrides, asked = decisions
+    return ClientHealth(
+        send_lag_p50_s=p50_s,
+        send_lag_p99_s=p99_s,
+        send_lag_max_s=max_s,
+        send_lag_share=float(lag_s[answered].sum() / max(ttft_s[answered].sum(), 1e-9)),
+        loop_lag_p99_s=meter.p99_s,
+        loop_lag_max_s=meter.max_s,
+        load=meter.load,
+        cores=os.cpu_count() or 1,
+        overrides=overrides,
+        overrides_share=overrides / asked if asked else None,
+        failed=ledger.failures(),
+        foreign_requests=neighbours.found(),
+        servers=servers,
+        remarks=(*remarks, *neighbours.sentences()),
+    )
 
 
 def load_average() -> float:

@@ -83,6 +83,14 @@ class Neighbours:
         self._recent[server].clear()
         self._own[server].clear()
 
+    def found(self) -> dict[str, int]:
+        """Most requests of others at a time on each server that had any, by address."""
+        return {url: most for url, most in zip(self.urls, self.most, strict=True) if most}
+
+    def sentences(self) -> list[str]:
+        """What is to be said about them."""
+        return [self.sentence(server, most) for server, most in enumerate(self.most) if most]
+
     def sentence(self, server: int, requests: int) -> str:
         """What is to be said about the requests of others on a server."""
         return f"{self.urls[server]} has {requests} requests of others: another client is using it"

@@ -7,11 +7,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
 
-from serving_gym.envs.interface.metrics import FINISHED, PATIENCE, REASON_NAMES, TOO_LONG
+from serving_gym.envs.interface.metrics import FINISHED, PATIENCE, REASON_NAMES, TIMEOUT, TOO_LONG
 from serving_gym.envs.live.http import HttpClient
 from serving_gym.envs.live.ledger import Ledger
 from serving_gym.envs.live.prompts import Prompts
@@ -41,7 +42,8 @@ class StreamWatch(Protocol):
 class Replay:
     """One run of a workload over several servers. Runs in the loop's thread.
 
-    A client that has no token when its patience is over hangs up: its connection is closed. A request that a server
+    A client that has no token when its patience is over hangs up: its connection is closed; so is that of a request
+    which has not ended `timeout_s` after its arrival. A request that a server
     fails before its first token is sent to another one, or after a pause to the same, up to `MOST_ATTEMPTS` times.
 
     Args:
@@ -57,6 +59,7 @@ class Replay:
         server_is_coming: whether a server is starting, for which requests wait longer than that.
         on_arrival: called with each row that has arrived, after routing if there is a router; not for refused ones.
         on_return: called with each row that lost its engine before its first token; None: it is routed again.
+        timeout_s: time from its arrival after which a request is ended, whatever it has, seconds; None: never.
         watch: told of what engines do with requests.
         has_other: whether another engine than those that have failed a row could take it now.
 
@@ -78,6 +81,7 @@ class Replay:
         server_is_coming: Callable[[], bool],
         on_arrival: Callable[[int], None],
         on_return: Callable[[int], None] | None,
+        timeout_s: float | None,
         watch: StreamWatch,
         has_other: Callable[[int], bool],
     ) -> None:
@@ -85,6 +89,7 @@ class Replay:
         self.router, self.longest, self.server_is_coming = router, longest, server_is_coming
         self.send_priority, self.silence_s, self.on_arrival = send_priority, silence_s, on_arrival
         self.on_return, self.watch, self.has_other = on_return, watch, has_other
+        self.timeout_s = timeout_s
         self.on_give_up: Callable[[int], None] = lambda row: None
         self.pool: deque[int] = deque()  # rows that no engine could take yet
         self.begun_s = float("nan")  # monotonic
@@ -97,8 +102,10 @@ class Replay:
         self._pauses: dict[int, asyncio.TimerHandle] = {}  # of pooled rows that are not to be sent yet
         self._turns = Turns(ledger.workload)
         self._coming: set[asyncio.Task[None]] = set()  # turns whose delay runs
-        self._limits: dict[int, asyncio.TimerHandle] = {}  # the patience of clients that have no token
-        self._given_up: set[int] = set()  # rows whose streams are being cancelled as their clients hang up
+        self._limits: dict[
+            int, list[asyncio.TimerHandle]
+        ] = {}  # patience and timeout of rows that have not ended
+        self._ended: dict[int, int] = {}  # rows whose streams are being cancelled: PATIENCE or TIMEOUT
         self._tells_tokens = True  # whether servers answer with token ids, as far as is known
 
     @property
@@ -130,7 +137,7 @@ class Replay:
 
     async def abort(self) -> None:
         """Cancels every stream; the servers then free their resources."""
-        for timer in (*self._limits.values(), *self._pauses.values()):
+        for timer in chain(self._pauses.values(), *self._limits.values()):
             timer.cancel()
         tasks = (*self._coming, *self._streams.values())
         for task in tasks:
@@ -169,29 +176,38 @@ class Replay:
         if body is None:
             self._lose(row, True, REASON_NAMES[TOO_LONG])
             return
-        self._limit_patience(row, at_s)
+        self._limit_time(row, at_s)
         self._bodies[row] = body
         if not self._route(row):
             self.pool.append(row)
         self.on_arrival(row)
 
-    def _limit_patience(self, row: int, at_s: float) -> None:
-        patience_s = self.ledger.workload.patience_s
-        if patience_s is not None and np.isfinite(patience_s[row]):
-            over_s = self.begun_s + at_s + float(patience_s[row])
-            loop = asyncio.get_running_loop()
-            self._limits[row] = loop.call_at(over_s - time.monotonic() + loop.time(), self._give_up, row)
+    def _limit_time(self, row: int, at_s: float) -> None:
+        """Sets the timers of a client's patience, and of the time after which a request is ended."""
+        patience_s, loop = self.ledger.workload.patience_s, asyncio.get_running_loop()
+        limits_s = {
+            PATIENCE: np.inf if patience_s is None else float(patience_s[row]),
+            TIMEOUT: np.inf if self.timeout_s is None else self.timeout_s,
+        }
+        ahead_s = self.begun_s + at_s - time.monotonic() + loop.time()
+        timers = [
+            loop.call_at(ahead_s + limit_s, self._give_up, row, reason)
+            for reason, limit_s in limits_s.items()
+            if np.isfinite(limit_s)
+        ]
+        if timers:
+            self._limits[row] = timers
 
-    def _give_up(self, row: int) -> None:
-        """The patience of a client is over: it hangs up if it has no token."""
-        self._limits.pop(row)
-        if row in self._streams and not self.ledger.generated[row]:
-            self._given_up.add(row)
-            self._streams[row].cancel()
+    def _give_up(self, row: int, reason: int) -> None:
+        """The patience of a client is over, and it hangs up if it has no token; or a request is ended."""
+        if row in self._streams:
+            if reason == TIMEOUT or not self.ledger.generated[row]:
+                self._ended[row] = reason
+                self._streams[row].cancel()
         elif row in self.pool:
             self._unpool(row)
             self._bodies.pop(row)
-            self._lose(row, False, REASON_NAMES[PATIENCE])
+            self._lose(row, False, REASON_NAMES[reason])
             self.on_give_up(row)
 
     def _unpool(self, row: int) -> None:
@@ -212,9 +228,8 @@ class Replay:
             answer: its answer's tokens, where they are known.
         """
         self.tried.pop(row, None)
-        limit = self._limits.pop(row, None)
-        if limit is not None:
-            limit.cancel()
+        for timer in self._limits.pop(row, ()):
+            timer.cancel()
         if self.ledger.outcome[row] != FINISHED:
             self._turns.unanswered(row)
             return
@@ -292,12 +307,11 @@ class Replay:
             )
             self.watch.ended(engine, end)
         finally:
-            given_up, recalled = row in self._given_up, row in self._recalled
-            self._given_up.discard(row)
+            ended, recalled = self._ended.pop(row, None), row in self._recalled
             self._recalled.discard(row)
             waits = not self.ledger.generated[row]
-            if given_up and waits:
-                self._end(row, StreamEnd(reason=REASON_NAMES[PATIENCE]))
+            if ended == TIMEOUT or (ended == PATIENCE and waits):
+                self._end(row, StreamEnd(reason=REASON_NAMES[ended]))
             elif recalled and waits:
                 self._attempts[row] -= 1
                 self._take_back(row, body)

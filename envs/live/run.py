@@ -99,6 +99,10 @@ class LiveRun:
         self._session.on_hung = launched.kill_hung
         self._session.server_is_coming = launched.coming
 
+    def end_requests_after(self, timeout_s: float | None) -> None:
+        """Ends requests of later runs some time after their arrival, whatever they have, seconds; None: never."""
+        self._session.request_timeout_s = timeout_s
+
     def client_health(self) -> ClientHealth:
         """What the client itself has added to the present run: its lag, the machine's load, overrides, strangers."""
         return self._loop.call(self._session.client_health)
@@ -150,3 +154,4 @@ class DrivesServers:
     def close(self) -> None:
         """Disconnects from the servers; servers launched for the environment are stopped."""
         self.fleet.close()
+        super().close()  # type: ignore[misc]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.access import access_by_url
-from serving_gym.envs.live.client_health import ClientHealth, LagMeter
+from serving_gym.envs.live.client_health import ClientHealth, LagMeter, client_health
 from serving_gym.envs.live.gauges import NOTHING, Gauges
 from serving_gym.envs.live.health import Health
 from serving_gym.envs.live.http import HttpClient
@@ -57,6 +56,7 @@ class LiveSession:
         health: which servers are hung or fail.
         on_hung: called in the loop's thread with a server that is hung, and why; its requests without a token have gone
             elsewhere. Whoever owns its process may start it again.
+        request_timeout_s: time from its arrival after which a request is ended, whatever it has, seconds; None: never.
         decisions: number of decisions that were taken out of a policy's hands, and of all; (0, 0): none is asked.
         serves: which servers can serve a row; by default all.
         in_service: whether a server takes requests; by default all do.
@@ -88,6 +88,7 @@ class LiveSession:
         self.longest: Callable[[int], int] = self._longest
         self.on_hung: Callable[[int, str], None] = lambda server, reason: None
         self.on_record: Callable[[dict[str, Any]], None] | None = None
+        self.request_timeout_s: float | None = None
         self.decisions: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.serves: Callable[[int], Collection[int]] = lambda row: range(len(self.servers))
         self._client: HttpClient | None = None
@@ -198,6 +199,7 @@ class LiveSession:
             server_is_coming=lambda: self.server_is_coming(),
             on_arrival=self.on_arrival,
             on_return=self.on_return,
+            timeout_s=self.request_timeout_s,
             watch=self,
             has_other=self._has_other,
         )
@@ -383,31 +385,13 @@ class LiveSession:
 
     def client_health(self) -> ClientHealth:
         """What the client itself has added to the present run."""
-        ledger = self.ledger
-        lag_s = ledger.send_lag_s[ledger.order]
-        ttft_s = (ledger.first_token_s - ledger.arrival_s)[ledger.order]
-        answered = ~np.isnan(ttft_s)
-        overrides, decisions = self.decisions()
-        most = dict(zip(self.scraper.urls, self._neighbours.most, strict=True))
-        foreign = {url: number for url, number in most.items() if number}
-        shared = [
-            self._neighbours.sentence(number, requests)
-            for number, requests in enumerate(self._neighbours.most)
-            if requests
-        ]
-        return ClientHealth(
-            *(float(np.percentile(lag_s, q)) if lag_s.size else 0.0 for q in (50, 99, 100)),
-            send_lag_share=float(lag_s[answered].sum() / max(ttft_s[answered].sum(), 1e-9)),
-            loop_lag_p99_s=self._meter.p99_s,
-            loop_lag_max_s=self._meter.max_s,
-            load=self._meter.load,
-            cores=os.cpu_count() or 1,
-            overrides=overrides,
-            overrides_share=overrides / decisions if decisions else None,
-            failed=ledger.failures(),
-            foreign_requests=foreign,
-            servers={server.url: f"{server.kind} {server.version}" for server in self.servers},
-            remarks=(*self._remarks, *shared),
+        return client_health(
+            self.ledger,
+            self._meter,
+            self.decisions(),
+            {server.url: f"{server.kind} {server.version}" for server in self.servers},
+            self._neighbours,
+            self._remarks,
         )
 
     def _snapshot(self, number: int) -> Snapshot:

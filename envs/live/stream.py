@@ -124,7 +124,9 @@ async def stream_completion(
                 return end
     except TimeoutError:
         return StreamEnd(lost=True, reason=f"no token came for {silence_s:g} s", reached=reached)
-    except (*http_errors(), AnswerError) as error:
+    except AnswerError as error:
+        return StreamEnd(lost=True, reason=str(error))
+    except http_errors() as error:
         return StreamEnd(lost=True, reason=why(error), reached=reached)
     return StreamEnd(lost=True, reason=f"the stream broke off after {answer.counted} tokens")
 

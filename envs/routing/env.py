@@ -15,6 +15,7 @@ from serving_gym.envs.routing.action import check_admission, decode_action, enco
 from serving_gym.envs.routing.batch import RoutingBatch
 from serving_gym.envs.routing.config import RoutingConfig
 from serving_gym.envs.routing.episode import RoutingEpisode
+from serving_gym.envs.routing.features import ADMISSION, PARTS
 from serving_gym.envs.routing.render import Renderer
 from serving_gym.envs.routing.spaces import make_spaces
 from serving_gym.envs.routing.state import Defer, Dispatch, Reject, RoutingState, Verdict
@@ -24,43 +25,51 @@ from serving_gym.envs.simulator.kernel.place_scores import PlaceScore
 class RoutingEnv(PlacementEnv[RoutingConfig, RoutingState]):
     """Routes each request to one replica of a fleet of LLM engines. `Serving/Routing-v1`.
 
-    A router stands in front of a fleet whose replicas are identical, or differ in GPU, size and model. When a request
-    arrives, the policy sends it to one replica, where it stays, or holds it in the router's queue. The policy observes
+    A router stands in front of a fleet whose replicas are identical, or differ in GPU, size and model. At every arrival
+    the policy sends the request to one replica, where it stays, or holds it in the router's queue. The policy observes
     what a real router can observe: its own record of requests sent and tokens received, gauges as of the last poll, and
     a prediction of the output length. `baselines` has PreServe's router (arXiv 2504.03702) and the routers of
     production systems.
 
     ## Action space
 
-    `Discrete(places + 1)`, where a place is one replica of the fleet: actions 0 to places - 1 send the request to that
-    replica, action `places` holds it. Held requests are offered again at the next retry, `retry_s` after the first of
-    them was held, in order of priority, then of age. If one of them is held once more, the others of its class, model
-    and region wait for the following retry. When `queue_capacity` requests are held, a further hold refuses the
-    request. Replicas that are out of service, serve another model or cannot hold the request are masked
-    (`action_masks()`, `info["action_mask"]`). A masked action counts in `info["num_refused"]` and holds the request.
-    `step` also takes None (hold) and a `Dispatch`, which can change the request's priority and send commands to the
-    fleet, for example `Migrate`.
+    `Discrete(places + 1)`, where a place is one replica of the fleet; with `admission=True` `Discrete(places + 3)`.
 
-    With `admission=True` the space is `Discrete(places + 3)`: the last two actions refuse the request (its client gets
-    an error at once) and defer it (it goes behind all others of the router's queue, for good; possible once). `step`
-    also takes `Reject` and `Defer`.
+    | action | command | does |
+    |---|---|---|
+    | 0 to `places` - 1 | `Dispatch` | sends the request to that replica |
+    | `places` | `None` | holds it in the router's queue |
+    | `places` + 1 | `Reject` | refuses it: its client gets an error at once (HTTP 429) |
+    | `places` + 2 | `Defer` | puts it behind all others of the queue, for good; possible once |
+
+    Held requests are offered again at the next retry, `retry_s` after the first of them was held, in order of priority,
+    then of age. If one of them is held once more, the others of its class, model and region wait for the following
+    retry. When `queue_capacity` requests are held or deferred, a further hold refuses the request. Replicas that are
+    out of service, serve another model or cannot hold the request are masked (`action_masks()`, `info["action_mask"]`).
+    A masked action counts in `info["num_refused"]` and holds the request. `step` also takes None (hold) and the
+    commands of the table; a `Dispatch` can change the request's priority and send commands to the fleet, for example
+    `Migrate`.
 
     ## Observation space
 
-    `Dict(places=(places, 20), request=(7 + classes,), cluster=(11,))`, float32 in [0, 64]; with `admission=True` also
-    `admission=(4 + 3 classes,)`. With `max_places`, unused
-    rows are zero. Rows and units are named in `envs.simulator.kernel.features`: counts, tokens and seconds are
-    log1p(value / scale) with fixed scales, ratios are ratios. The observation does not contain the true output length.
+    A dictionary of float32 arrays in [0, 64]. With `max_places`, rows without a place are zero. The observation does
+    not contain the true output length. Short and long averages are exponential, with the time constants
+    `scales.short_s` and `scales.long_s`.
 
     ## Reward
 
     `objective.scale` times the weighted sum of the terms in `info["reward_terms"]` over the time to the next decision:
-    `latency` (minus the growth of the sum over requests of TTFT / SLO + TPOT / SLO, accrued while they are in the
-    system), `ttft_attainment/CLASS` and `tpot_attainment/CLASS` (minus the number of SLO misses), `goodput` (requests
-    finished within both SLOs), `abandoned` (minus the number of requests refused, failed or left unfinished; each of
-    them also counts as a miss of both SLOs, whatever it had attained before), with `admission=True` also
-    `refused/CLASS` (minus the number of requests refused). The cost of a decision is charged when it
-    arises, often many decisions later. `info["dt"]` is the time to the next decision, seconds; a semi-Markov agent
+
+    | term | is |
+    |---|---|
+    | `latency` | minus the growth of the sum over requests of TTFT / SLO + TPOT / SLO |
+    | `ttft_attainment/CLASS`, `tpot_attainment/CLASS` | minus the number of SLO misses |
+    | `goodput` | requests finished within both SLOs |
+    | `abandoned` | minus the number of requests refused, failed or left unfinished; each also misses both SLOs |
+    | `refused/CLASS` | minus the number of requests refused, with `admission=True` |
+
+    `objective.class_weights` multiplies the SLO misses and refusals of a class. The cost of a decision is charged when
+    it arises, often many decisions later. `info["dt"]` is the time to the next decision, seconds; a semi-Markov agent
     discounts by it.
 
     ## Start and end
@@ -69,16 +78,21 @@ class RoutingEnv(PlacementEnv[RoutingConfig, RoutingState]):
     refused or lost. It is truncated `drain_limit_s` after the last arrival; unfinished requests then count as missed
     and abandoned.
 
+    ## The default task
+
+    Llama-3.1-8B on two A100, one H100 and a pair of H100 (`cluster=fleet_mixed_x4`), Azure's chat at 55 requests/s
+    (`workload=routing_chat`), close to what the four engines can serve. The rate belongs to that workload;
+    `workload=NAME` takes the rate of NAME.
+
     ## What there is to gain
 
-    In version 0:
-    Interquartile mean of the return on the default workload, 1000 requests, test seeds 0 to 7: random -254,
-    `least_request` -54, `jsq` -46, best tuned score (`linear_score_tuned`) -32.6, `zoo/routing` -33.1. A clairvoyant
-    search gains 1 % over the best tuned score (one episode); a relaxation bounds any policy at a third of its cost.
+    A clairvoyant search gains 1 % over the best tuned score (one episode of version 0); a relaxation bounds any policy
+    at a third of its cost.
 
     ## Arguments
 
-    See `envs.routing.config.RoutingConfig`.
+    Often changed: `gauge_interval_s` (age of gauges), `prediction` (predictor of output lengths), `faults` (crashes and
+    slow engines), `admission`.
 
     ## Version history
 
@@ -91,6 +105,7 @@ class RoutingEnv(PlacementEnv[RoutingConfig, RoutingState]):
     config_class = RoutingConfig
     episode_class = RoutingEpisode
     batch_class = RoutingBatch
+    parts = (*PARTS, ADMISSION)
     make_spaces = staticmethod(make_spaces)
     renderer_class = Renderer
     commands = (Dispatch, Reject, Defer)

@@ -24,52 +24,80 @@ def _no_classes() -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """The request that a decision is about: never its true output length."""
+    """The request that a decision is about: never its true output length.
 
-    index: int  # row of the workload
+    Attributes:
+        index: Row of the workload.
+        arrival_s: When it arrived, s.
+        input_tokens: Length of its prompt.
+        predicted_tokens: Predicted output length.
+        max_output_tokens: What its client declared.
+        priority: vLLM's convention: the lower value is served first.
+        class_id: Its request class.
+        deadline_s: Of its first token, s.
+        region: Where it comes from.
+        network_s: (places,) to each place and back, s; infinite where it cannot be sent.
+        hash_ids: Ids of its prompt's prefix blocks; empty where prompts share nothing.
+        hash_block_tokens: Tokens that one id covers.
+        cached_tokens: (places,) of its prompt that each engine's prefix cache holds (KV events).
+        held_before: Whether it has been offered before and was held.
+        deferred: Whether it has been deferred.
+    """
+
+    index: int
     arrival_s: float
     input_tokens: int
-    predicted_tokens: int  # predicted output length
-    max_output_tokens: int  # what its client declared
-    priority: int  # vLLM's convention: the lower value is served first
+    predicted_tokens: int
+    max_output_tokens: int
+    priority: int
     class_id: int
-    deadline_s: float  # of its first token
-    region: str  # where it comes from
-    network_s: NDArray[np.float64]  # (places,) to each place and back, infinite where none can be sent
-    hash_ids: NDArray[np.int32]  # ids of its prompt's prefix blocks; empty where prompts share nothing
-    hash_block_tokens: int  # tokens that one id covers
-    cached_tokens: NDArray[
-        np.int64
-    ]  # (places,) of its prompt that each engine's prefix cache holds (KV events)
-    held_before: bool  # whether it has been offered before and was held
-    deferred: bool = False  # whether it has been deferred
+    deadline_s: float
+    region: str
+    network_s: NDArray[np.float64]
+    hash_ids: NDArray[np.int32]
+    hash_block_tokens: int
+    cached_tokens: NDArray[np.int64]
+    held_before: bool
+    deferred: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingState:
-    """What a router may know at a decision. P places, M requests in flight, C classes."""
+    """What a router may know at a decision. P places, M requests in flight, C classes.
+
+    Attributes:
+        now_s: Time, s.
+        gauges_s: When the gauges in `engines` were read, s.
+        engines: (P,) ENGINE_STATE_DTYPE; `status` is known at once, the rest is as of `gauges_s`.
+        in_flight: (M,) IN_FLIGHT_DTYPE, in no particular order.
+        request: To be decided now; None at the end of an episode.
+        can_take: (P,) in service, of the request's model, and large enough for it.
+        num_held: Requests in the router's queue besides the one to be decided.
+        held_tokens: Their tokens to prefill.
+        unsent_tokens: To prefill, of all that have no engine yet, the one to be decided included.
+        gpu_seconds: (P,) for which a replica has been kept there.
+        operations: Starts, stops, resizes and migrations that are not done.
+        totals: (C, len(TOTALS)) counted since the episode began.
+        arrived_predicted_tokens: Predicted output tokens of all that have arrived.
+        held_of_class: (C,) as `num_held`; (0,) where admission is no decision.
+        sent_of_class: (C,) requests sent to an engine since the episode began.
+    """
 
     now_s: float
-    gauges_s: float  # when the gauges in `engines` were read
-    engines: NDArray[
-        np.void
-    ]  # (P,) ENGINE_STATE_DTYPE; `status` is known at once, the rest is as of `gauges_s`
-    in_flight: NDArray[np.void]  # (M,) IN_FLIGHT_DTYPE, in no particular order
-    request: RoutedRequest | None  # to be decided now; None at the end of an episode
-    can_take: NDArray[np.bool_]  # (P,) in service, of the request's model, and large enough for it
-    num_held: int  # requests in the router's queue besides the one to be decided
-    held_tokens: int  # their tokens to prefill
-    unsent_tokens: int  # to prefill, of all that have no engine yet, the one to be decided included
-    gpu_seconds: NDArray[np.float64]  # (P,) for which a replica has been kept there
-    operations: tuple[Underway, ...]  # starts, stops, resizes and migrations that are not done
-    totals: NDArray[np.float64]  # (C, len(TOTALS)) counted since the episode began
-    arrived_predicted_tokens: int  # predicted output tokens of all that have arrived
-    held_of_class: NDArray[np.int64] = field(
-        default_factory=_no_classes
-    )  # (C,) as `num_held`; (0,) where admission is no decision
-    sent_of_class: NDArray[np.int64] = field(
-        default_factory=_no_classes
-    )  # (C,) requests sent to an engine since the episode began
+    gauges_s: float
+    engines: NDArray[np.void]
+    in_flight: NDArray[np.void]
+    request: RoutedRequest | None
+    can_take: NDArray[np.bool_]
+    num_held: int
+    held_tokens: int
+    unsent_tokens: int
+    gpu_seconds: NDArray[np.float64]
+    operations: tuple[Underway, ...]
+    totals: NDArray[np.float64]
+    arrived_predicted_tokens: int
+    held_of_class: NDArray[np.int64] = field(default_factory=_no_classes)
+    sent_of_class: NDArray[np.int64] = field(default_factory=_no_classes)
 
 
 @dataclass(frozen=True, slots=True)

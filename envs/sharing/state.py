@@ -21,22 +21,39 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SharingState:
-    """State that a policy may read at a decision. N nodes, S slots, R requests in the system, C classes."""
+    """State that a policy may read at a decision. N nodes, S slots, R requests in the system, C classes.
+
+    Attributes:
+        now_s: Time, s.
+        event: Why there is a decision.
+        offered: Row of `requests` to place; -1 at other events.
+        node: Node of the event; -1 if none.
+        instance: Slot of the event; -1 if none.
+        nodes: (N,) NODE_DTYPE.
+        instances: (S,) INSTANCE_DTYPE.
+        requests: (R,) REQUEST_DTYPE.
+        finished: FINISHED_DTYPE, since the last decision.
+        runnable: (S,), instances with an iteration to run.
+        num_held: HELD requests, the offered one included.
+        num_ooms: Instances killed by an allocation, since the episode began.
+        totals: (C, len(TOTALS)), since the episode began.
+        coming_s: Returns (models,), arrival of the next request of each, s, infinity: never. The future, only for
+            clairvoyant references.
+    """
 
     now_s: float
     event: Event
-    offered: int  # row of `requests` to place; -1 at other events
-    node: int  # node of the event; -1 if none
+    offered: int
+    node: int
     instance: int
-    nodes: NDArray[np.void]  # (N,) NODE_DTYPE
-    instances: NDArray[np.void]  # (S,) INSTANCE_DTYPE
-    requests: NDArray[np.void]  # (R,) REQUEST_DTYPE
-    finished: NDArray[np.void]  # FINISHED_DTYPE, since the last decision
-    runnable: NDArray[np.bool_]  # (S,), instances with an iteration to run
-    num_held: int  # HELD requests, the offered one included
-    num_ooms: int  # instances killed by an allocation, since the episode began
-    totals: FloatArray  # (C, len(TOTALS)), since the episode began
-    # (models,), arrival of the next request of each, infinity: never. The future, only for clairvoyant references.
+    nodes: NDArray[np.void]
+    instances: NDArray[np.void]
+    requests: NDArray[np.void]
+    finished: NDArray[np.void]
+    runnable: NDArray[np.bool_]
+    num_held: int
+    num_ooms: int
+    totals: FloatArray
     coming_s: Callable[[], FloatArray]
 
 

@@ -35,7 +35,7 @@ from serving_gym.runners.reporting.tables import print_results_in, print_table
 
 RESULTS = "benchmark.json"
 TASKS = "benchmark/task"  # config group
-_OWN_WORDS = ("benchmark", "out", "plots")
+_OWN_WORDS = ("benchmark", "out", "plots", "figures")
 
 
 def task_names() -> tuple[str, ...]:

@@ -19,10 +19,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from serving_gym.runners.command_line.errors import explain
 from serving_gym.runners.command_line.help import HELP, help_text
+from serving_gym.runners.command_line.secrets import refuse_passwords, remove_passwords
 from serving_gym.runners.configuration.folders import CONFIG_DIR, folders_of, with_search_path
 from serving_gym.runners.configuration.policies import register_choices
 from serving_gym.runners.configuration.schema import register_command, register_schemas
 from serving_gym.runners.configuration.typed import build
+from serving_gym.runners.reporting.provenance import write_provenance
 
 Config = TypeVar("Config")
 
@@ -45,7 +47,10 @@ def command(
     def decorate(function: Callable[[Config, Path], None]) -> Callable[[Sequence[str] | None], int]:
         def task(config: DictConfig) -> None:
             values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
-            function(build(schema, values), Path(HydraConfig.get().runtime.output_dir))
+            out = Path(HydraConfig.get().runtime.output_dir)
+            config = build(schema, values)
+            write_provenance(out, name, HydraConfig.get().overrides.task)
+            function(config, out)
 
         @functools.wraps(function)
         def main(words: Sequence[str] | None = None) -> int:
@@ -80,11 +85,13 @@ def _run(name: str, task: Callable[[DictConfig], None], words: list[str]) -> int
     def guarded(config: DictConfig) -> None:
         let_warnings_through()
         try:
+            remove_passwords(Path(HydraConfig.get().runtime.output_dir))
             task(config)
         except _USER_ERRORS as error:  # a sweep continues with its other jobs
             failures.append(error)
 
     try:
+        refuse_passwords(words)
         with folders_of(words):
             sys.argv += register_choices(with_search_path([_open(word) for word in words]))
             hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=name)(guarded)()

@@ -44,7 +44,7 @@ def make_env(env: str, render_mode: str | None = None, **words: Any) -> gym.Env[
 
     Args:
         env: Name of the environment.
-        render_mode: None, "ansi" or "rgb_array".
+        render_mode: None, "human", "ansi" or "rgb_array".
         words: What differs from the default, by name or by dotted word.
 
     Raises:

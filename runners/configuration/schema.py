@@ -36,6 +36,7 @@ SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 SIMULATOR = "simulator"
 BACKENDS = (SIMULATOR, "vllm", "both", "tables")
 LIVE_BACKENDS = ("vllm", "both")
+FIGURES = ("png", "pdf")  # `figures=`: PNG alone, or each with a PDF beside it
 
 
 @dataclass(frozen=True)
@@ -225,10 +226,16 @@ class EvaluateConfig(RunConfig):
         detailed: whether `requests.json` has every episode, not only the first.
         rivals: policies that are ranked with it with backend=both; None: four common baselines.
         repeats: runs of each episode on live servers with backend=both, to measure their variance.
+        log_states: whether to write the state of each decision, for `runners.replay`; in env=routing.
+        explore: share of random decisions, for `runners.replay`; in env=routing.
+        report: whether to write `report.html`.
     """
 
     policy: dict[str, Any]
     detailed: bool = False
+    log_states: bool = False
+    explore: float = 0.0
+    report: bool = False
     rivals: tuple[str, ...] | None = None
     repeats: int = 2
 
@@ -237,6 +244,11 @@ class EvaluateConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least("repeats", self.repeats, 1)
+        check_within(self, "[0, 1]", "explore")
+        if (self.log_states or self.explore) and (
+            self.env["name"] != "routing" or self.backend.name == "both"
+        ):
+            raise ValueError("log_states and explore need env=routing and one backend, simulator or vllm")
 
 
 @dataclass(frozen=True)
@@ -330,14 +342,18 @@ class CompareConfig(RunConfig):
         policies: names of files in `configs/policy`, or checkpoints (`zoo/NAME`, or a path; a pattern, as runs/ten/*,
             names several trainings of one agent, which are also pooled); None: the environment's defaults.
         plots: whether to draw.
+        figures: `png`, or `pdf`: each figure also as a PDF.
         disjoint: whether windows of a trace must not overlap; there may be fewer than `seeds` then.
         search: clairvoyant search as a reference.
         benchmark: a benchmark of many comparisons, which sets all other keys but `out`; None: one comparison.
         launcher: where episodes are run.
+        report: whether to write `report.html`, and the requests and decisions of the worst episodes for it.
     """
 
     policies: tuple[str, ...] | None = None
     plots: bool = True
+    report: bool = False
+    figures: str = "png"
     disjoint: bool = False
     search: SearchConfig = field(default_factory=SearchConfig)
     benchmark: BenchmarkConfig | None = None
@@ -347,6 +363,7 @@ class CompareConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("figures", self.figures, FIGURES)
         if not self.compared:
             raise ValueError("policies must name at least one policy, as in policies=[static_dp,static_tp]")
         if self.launcher.name != "local" and self.backend.name != SIMULATOR:
@@ -426,11 +443,13 @@ class SimulateConfig:
         requests_json: whether to write `requests.json` in addition to `requests.parquet`.
         out: run directory.
         backend: the backend, simulator or live servers.
+        report: whether to write `report.html`.
     """
 
     workload: WorkloadSpec
     cluster: Any
     out: str
+    report: bool = False
     backend: BackendConfig = field(default_factory=BackendConfig)
     slos: dict[str, SLO] = field(default_factory=dict)
     router: str | None = None

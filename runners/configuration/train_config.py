@@ -21,7 +21,7 @@ from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.registration import Environment, usual_policies
 from serving_gym.envs.workload.registry import WorkloadSpec, for_larger
 from serving_gym.runners.configuration.policies import composed_file, policy_config
-from serving_gym.runners.configuration.schema import LauncherConfig, RunConfig, check_least
+from serving_gym.runners.configuration.schema import FIGURES, LauncherConfig, RunConfig, check_least
 from serving_gym.runners.configuration.typed import build, schema_of
 
 DEFAULT_MINUTES = 5.0
@@ -39,6 +39,7 @@ _FREE = (
     "seeds",
     "split",
     "launcher",
+    "figures",
     "workload",  # with the env's name beside it: what was learned on one is gone on with on another
 )
 
@@ -69,6 +70,8 @@ class TrainConfig(RunConfig):
         resume: run directory of a training that was interrupted, or is to go on, on another workload if `env` and
             `workload` say so; None: a new one.
         launcher: where the episodes of the comparison at the end are run.
+        report: whether to write `report.html`.
+        figures: `png`, or `pdf`: each figure also as a PDF.
     """
 
     agent: Any
@@ -85,9 +88,12 @@ class TrainConfig(RunConfig):
     baselines: tuple[str, ...] | None = None
     resume: str | None = None
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    report: bool = False
+    figures: str = "png"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("figures", self.figures, FIGURES)
         for key in REQUIRED_POLICIES:
             if key in self.agent and self.agent[key] is None:
                 raise no_policy(key)

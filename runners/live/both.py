@@ -18,6 +18,7 @@ from serving_gym.envs.simulator.kernel.state import PS_PER_S
 from serving_gym.runners.comparison.aggregate import aggregate
 from serving_gym.runners.configuration.policies import check_spaces, load_policies, load_policy, policy_label
 from serving_gym.runners.configuration.schema import EvaluateConfig
+from serving_gym.runners.html.report import write_report
 from serving_gym.runners.live.attach import live_env
 from serving_gym.runners.live.client_report import client_report, shown_rows
 from serving_gym.runners.live.expectation import say_expected
@@ -83,6 +84,8 @@ def evaluate_both(config: EvaluateConfig, out: Path) -> None:
         write_episodes(config, out, real[label], aggregate(real[label]), spec, live=found["live"][label])
         write_json(out / "gap.json", found)
         records.complete()
+    if config.report:
+        print(f"Report in {write_report(out)}")
     _print(found)
     print_warnings([f"{name}: {line}" for name, each in found["live"].items() for line in each["warnings"]])
     print_results_in(out)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.runners.configuration.schema import EvaluateConfig
 from serving_gym.runners.reporting.output import write_json, write_json_columns, write_jsonl, write_parquet
 from serving_gym.runners.rollouts.rollout import Episode
@@ -55,11 +58,36 @@ def write_episodes(
             "backend": config.backend.name,
             "split": config.split,
             "seeds": config.seeds,
+            "classes": described_classes(spec),
             "metrics": summary,
             "us_per_decision": sum(episode.us_per_decision for episode in episodes) / len(episodes),
             **({} if live is None else {"live": live}),
         },
     )
+
+
+def described_classes(spec: PolicySpec) -> dict[str, dict[str, float]]:
+    """SLOs of each request class, s, in the order of the classes."""
+    return {
+        name: {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s}
+        for name, slo in zip(spec.classes, spec.slos, strict=True)
+    }
+
+
+def write_worst_episodes(out: Path, results: Mapping[str, Sequence[Episode]]) -> None:
+    """Writes `requests.parquet` and `decisions.jsonl` of the seed on which a policy has its lowest return.
+
+    Args:
+        out: Run directory.
+        results: Episodes by policy, all over the same seeds in the same order.
+    """
+    returns = np.array([[each.metrics["return"] for each in episodes] for episodes in results.values()])
+    block = {name: episodes[int(returns.min(axis=0).argmin())] for name, episodes in results.items()}
+    frames = [
+        episode.records.to_frame().assign(policy=name, seed=episode.seed) for name, episode in block.items()
+    ]
+    write_parquet(out / "requests.parquet", pd.concat(frames, ignore_index=True))
+    write_jsonl(out / "decisions.jsonl", (row for episode in block.values() for row in episode.decisions))
 
 
 def _write_reports(config: EvaluateConfig, out: Path, episodes: list[Episode], spec: Any) -> None:

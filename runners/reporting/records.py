@@ -151,6 +151,11 @@ class RunRecords:
         except OSError as error:
             self._on_failure(error)
 
+    @property
+    def done(self) -> int:
+        """Number of episodes that are kept."""
+        return len(self._done)
+
     def healths(self, policy: str) -> list[dict[str, Any]]:
         """`ClientHealth` of a policy's episodes on live servers, as plain values."""
         return [health for key, health in self._healths.items() if key.policy == policy]

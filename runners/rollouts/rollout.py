@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from serving_gym.baselines.policy import period_of
 from serving_gym.envs.interface.metrics import RequestRecords, summarise
 from serving_gym.runners.comparison.references import class_slowdowns, engines_of
+from serving_gym.runners.rollouts.glance import EVERY_S, glance
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
@@ -66,7 +67,8 @@ class Episode:
         metrics: metrics by name: `return`, `reward/TERM` (before weighting), `gpu_hours`, `cost_usd` (rent of the
             machines that are kept, in environments that charge it), `commands_refused`, `slowdown/CLASS`
             (`runners.comparison.references.class_slowdowns`), and those of `envs.interface.metrics.summarise`.
-        decisions: one mapping per decision: time, action, why it was refused, reward and its terms.
+        decisions: one mapping per decision: time, action, why it was refused, reward and its terms; about once a second
+            also the cluster before it (`runners.rollouts.glance`).
         us_per_decision: mean decision time, microseconds; the first decision, which may include compilation,
             does not count.
         duration_s: length of the episode, seconds of simulated time.
@@ -129,9 +131,14 @@ def run_episode(
     policy.reset(core.policy_spec, seed)
     decisions: list[dict[str, Any]] = []
     thinking_s: list[float] = []
-    done = False
+    glance_s, done = 0.0, False
     while not done:
-        now_s, begun = core.state.now_s, time.perf_counter()
+        now_s = core.state.now_s
+        if now_s >= glance_s:
+            cluster, glance_s = {"cluster": glance(core.state)}, now_s + EVERY_S
+        else:
+            cluster = {}
+        begun = time.perf_counter()
         action = _decide(policy, observation, core)
         thinking_s.append(time.perf_counter() - begun)
         observation, reward, terminated, truncated, info = env.step(action)
@@ -146,6 +153,7 @@ def run_episode(
                 "refused": info["refused"],
                 "reward": float(reward),
                 "reward_terms": info["reward_terms"],
+                **cluster,
                 **_live_entries(info),
             }
         )

@@ -22,64 +22,27 @@ import importlib
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
-from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, IN_FLIGHT_DTYPE, TOTALS, EngineStatus
-from serving_gym.envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.envs.live.gauges import Gauges
+from serving_gym.envs.live.scraper import Reading
+from serving_gym.envs.routing.state import RoutingState
 from serving_gym.runners.configuration.compose import composed
-from serving_gym.runners.serve import ServeConfig, policy_host
-
-_CHARACTERS_PER_TOKEN = 4  # of a prompt given as text
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Lengths of a request known on arrival, tokens."""
-
-    input_tokens: int
-    max_output_tokens: int
-    predicted_tokens: int
-    class_id: int = 0
-    priority: int = 0
+from serving_gym.runners.serving.config import ServeConfig
+from serving_gym.runners.serving.fleet_view import FleetView, Flight
+from serving_gym.runners.serving.openai_requests import Lengths, lengths_of
+from serving_gym.runners.serving.service import rehearsed_host
 
 
 def request_lengths(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lengths:
-    """Lengths of a call with a request of OpenAI's API as first argument, or with the lengths as keywords.
+    """Lengths of a call with a request of OpenAI's API as first argument, or as the keyword `request`.
 
-    A prompt may be token ids, text (one token per four characters) or chat messages. Without `max_tokens` 256 tokens
-    are assumed, unless `predicted_tokens` is given.
+    See `openai_requests.lengths_of`.
     """
     body = kwargs.get("request", args[0] if args else {})
-    values = body if isinstance(body, Mapping) else getattr(body, "__dict__", {})
-    prompt = values.get("prompt", values.get("messages", ""))
-    tokens = (
-        len(prompt)
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], int)
-        else _estimate(prompt)
-    )
-    most = int(values.get("max_tokens") or 256)
-    return Lengths(max(tokens, 1), most, int(values.get("predicted_tokens") or most))
-
-
-def _estimate(prompt: Any) -> int:
-    if isinstance(prompt, list):
-        return sum(
-            _estimate(part.get("content", "") if isinstance(part, Mapping) else str(part)) for part in prompt
-        )
-    return -(-len(str(prompt)) // _CHARACTERS_PER_TOKEN)
-
-
-@dataclass(slots=True)
-class _Flight:
-    index: int
-    arrival_s: float
-    place: int
-    lengths: Lengths
+    return lengths_of(body if isinstance(body, Mapping) else getattr(body, "__dict__", {}))
 
 
 class PolicyRequestRouter(RequestRouter):
@@ -94,17 +57,12 @@ class PolicyRequestRouter(RequestRouter):
             words: Overrides as of `runners.serve`.
             describe: `module:function` that returns the lengths of a request: (args, kwargs) -> Lengths.
         """
-        self.host = policy_host(composed("serve", ServeConfig, ["env=routing", *words]))
+        self.host = rehearsed_host(composed("serve", ServeConfig, ["env=routing", *words]))
         module, _, function = describe.partition(":")
         self._describe: Callable[[Sequence[Any], Mapping[str, Any]], Lengths] = getattr(
             importlib.import_module(module), function
         )
-        self._begun_s = time.monotonic()
-        self._places: dict[ReplicaID, int] = {}
-        self._requests: dict[str, _Flight] = {}  # unfinished requests, by Ray's id
-        self._arrived = 0
-        self._totals = np.zeros((len(self.host.spec.slos), len(TOTALS)))
-        self._predicted = 0
+        self._view = FleetView(self.host.spec)
         self._random = random.Random(self.host.spec.fleet.models[0])
 
     async def choose_replicas(
@@ -114,124 +72,52 @@ class PolicyRequestRouter(RequestRouter):
         if pending_request is None or not candidate_replicas:
             return [self._two_of(candidate_replicas)]
         pending_request.routing_context.should_backoff = True  # before the request is decided on again
-        self._seat()
-        flight = self._arrival(pending_request)
+        self._view.seat(self.curr_replicas)
+        name = pending_request.metadata.internal_request_id
+        flight = self._arrival(name, pending_request)
         if flight.place < 0:
-            answer = self.host.ask(self._state(candidate_replicas, flight))
+            answer = self.host.ask(self._state(name, candidate_replicas))
             if not answer.applies:
                 return [self._two_of(candidate_replicas)]
             if answer.place is None:
+                flight.held_before = True
                 return []
-            flight.place = answer.place  # counts from now on, whatever is decided before it gets there
-        chosen = [r for r in candidate_replicas if self._places.get(r.replica_id) == flight.place]
+            self._view.send(
+                name, answer.place
+            )  # counts from now on, whatever is decided before it gets there
+        chosen = [r for r in candidate_replicas if self._view.place_of(r.replica_id) == flight.place]
         return [chosen, self._two_of([r for r in candidate_replicas if r not in chosen])]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
     ) -> None:
         """Called when a request has been sent to a replica."""
-        flight = self._requests.get(pending_request.metadata.internal_request_id)
-        if flight is not None:
-            flight.place = self._places.get(replica_id, -1)
+        place = self._view.place_of(replica_id)
+        if place is not None:
+            self._view.send(pending_request.metadata.internal_request_id, place)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Called when a request has finished."""
-        self._requests.pop(internal_request_id, None)
+        self._view.end(internal_request_id)
 
-    @property
-    def _now_s(self) -> float:
-        return time.monotonic() - self._begun_s
-
-    def _seat(self) -> None:
-        """Assigns a slot of the fleet to every replica, and frees the slots of removed replicas."""
-        present = self.curr_replicas
-        self._places = {replica: place for replica, place in self._places.items() if replica in present}
-        free = [p for p in range(len(self.host.spec.fleet)) if p not in self._places.values()]
-        for replica in present:
-            if replica not in self._places:
-                if not free:
-                    raise ValueError(
-                        f"the deployment has {len(present)} replicas, but the fleet of words has "
-                        f"{len(self.host.spec.fleet)} places; name a larger cluster"
-                    )
-                self._places[replica] = free.pop(0)
-
-    def _arrival(self, pending: PendingRequest) -> _Flight:
+    def _arrival(self, name: str, pending: PendingRequest) -> Flight:
         """The request on arrival; Ray may route it again."""
-        name = pending.metadata.internal_request_id
-        if name not in self._requests:
-            lengths = self._describe(pending.args, pending.kwargs)
-            self._requests[name] = _Flight(self._arrived, self._now_s, -1, lengths)
-            self._arrived += 1
-            self._totals[lengths.class_id, TOTALS.index("arrived")] += 1
-            self._totals[lengths.class_id, TOTALS.index("arrived_tokens")] += lengths.input_tokens
-            self._predicted += lengths.predicted_tokens
-        return self._requests[name]
+        if name in self._view:
+            return self._view.flight(name)
+        return self._view.arrive(name, self._describe(pending.args, pending.kwargs))
 
-    def _state(self, candidates: list[RunningReplica], flight: _Flight) -> RoutingState:
-        spec, now_s = self.host.spec, self._now_s
-        engines = np.zeros(len(spec.fleet), ENGINE_STATE_DTYPE)
-        engines["status"] = EngineStatus.DOWN
-        capacity = spec.fleet.kv_capacity_tokens
-        engines["kv_capacity_tokens"] = capacity
-        engines["kv_capacity_blocks"] = capacity // spec.fleet.block_size
-        can_take = np.zeros(len(spec.fleet), bool)
-        for replica_id, place in self._places.items():
-            engines["status"][place] = EngineStatus.ACTIVE
-            engines["num_running"][place] = self.replica_queue_len_cache.get(replica_id) or 0
-        sent = [other for other in self._requests.values() if other.place >= 0]
-        for other in sent:  # replicas report no gauges: estimated from the requests sent there
-            engines["pending_prefill_tokens"][other.place] += other.lengths.input_tokens
-            blocks = -(-other.lengths.input_tokens // int(spec.fleet.block_size[other.place]))
-            engines["kv_used_blocks"][other.place] += blocks
-        for replica in candidates:
-            if replica.replica_id in self._places:
-                can_take[self._places[replica.replica_id]] = True
-        lengths = flight.lengths
-        waiting = [other for other in self._requests.values() if other.place < 0 and other is not flight]
-        held_tokens = sum(other.lengths.input_tokens for other in waiting)
-        request = RoutedRequest(
-            index=flight.index,
-            arrival_s=flight.arrival_s,
-            input_tokens=lengths.input_tokens,
-            predicted_tokens=lengths.predicted_tokens,
-            max_output_tokens=lengths.max_output_tokens,
-            priority=lengths.priority,
-            class_id=lengths.class_id,
-            deadline_s=flight.arrival_s + spec.slos[lengths.class_id].ttft_s,
-            region=spec.fleet.regions[0],
-            network_s=np.zeros(len(spec.fleet)),
-            hash_ids=np.zeros(0, np.int32),
-            hash_block_tokens=1,
-            cached_tokens=np.zeros(len(spec.fleet), np.int64),
-            held_before=False,
-        )
-        return RoutingState(
-            now_s=now_s,
-            gauges_s=now_s,
-            engines=engines,
-            in_flight=_in_flight(sent),
-            request=request,
-            can_take=can_take,
-            num_held=len(waiting),
-            held_tokens=held_tokens,
-            unsent_tokens=held_tokens + lengths.input_tokens,
-            gpu_seconds=np.asarray(spec.fleet.num_gpus * now_s, np.float64),
-            operations=(),
-            totals=self._totals.copy(),
-            arrived_predicted_tokens=self._predicted,
-        )
+    def _state(self, name: str, candidates: list[RunningReplica]) -> RoutingState:
+        """The state, with Ray's count of the requests on each replica as its only gauge."""
+        now_s = time.monotonic()
+        for replica_id in self.curr_replicas:
+            place = self._view.place_of(replica_id)
+            counted = self.replica_queue_len_cache.get(replica_id)
+            if place is not None and counted is not None:
+                gauges = Gauges(counted, 0, None, None, None, None)
+                self._view.read(replica_id, Reading(gauges, now_s, self._view.requests_at(place)))
+        places = [self._view.place_of(replica.replica_id) for replica in candidates]
+        return self._view.state(name, [place for place in places if place is not None])
 
     def _two_of(self, replicas: list[RunningReplica]) -> list[RunningReplica]:
         """Two random replicas: within a rank Ray takes the one with the shorter queue."""
         return self._random.sample(replicas, k=min(2, len(replicas)))
-
-
-def _in_flight(sent: Sequence[_Flight]) -> NDArray[np.void]:
-    rows = np.zeros(len(sent), IN_FLIGHT_DTYPE)
-    rows["first_token_s"] = -1.0
-    for row, flight in zip(rows, sent, strict=True):
-        row["index"], row["arrival_s"], row["place"] = flight.index, flight.arrival_s, flight.place
-        for name in ("input_tokens", "max_output_tokens", "predicted_tokens", "class_id", "priority"):
-            row[name] = getattr(flight.lengths, name)
-    return rows

@@ -1,106 +1,215 @@
-"""Serves a policy over HTTP: a state is posted, an action is returned.
+"""Serves a policy over HTTP.
 
-    POST /decide  {"state": STATE, "chosen": PLACE or null}
-                  -> {"place": PLACE or null, "priority": NUMBER or null, "applies": true, "us": 150.0, "error": ""}
-    POST /reset   {"seed": INTEGER}
-    GET  /status
+    POST /v1/decide         {"state": STATE, "chosen": ACTION}  -> ANSWER
+    POST /v1/decide/batch   {"decisions": [{"state": STATE}, ...]} -> {"answers": [ANSWER, ...]}
+    POST /v1/session        {"state": STATE} -> {"session": NAME, "n": 0}; then to /v1/decide
+                            {"session": NAME, "since": 0, "changes": {...}} -> ANSWER with "n": 1
+                            (`runners.serving.session`)
+    POST /v1/reset          {"seed": NUMBER}
+    POST /v1/policy         {"policy": NAME or null}: loads another policy, or reads the same anew
+    GET  /v1/schema, /v1/status, /metrics (Prometheus), /version
+    GET  /health            200: the policy answers, 503: only its fallback does
 
-`runners.serving.wire` defines STATE. If `applies` is false, the response is only recorded, and the front end
-should follow its own choice. A malformed request gets status 400 with one sentence under `error`.
+Bodies are JSON, or MessagePack with `Content-Type: application/msgpack`. The schema has STATE, ACTION and ANSWER. If
+`applies` is false, an answer is only recorded, and the front end should follow its own choice. A malformed request gets
+status 400 with one sentence under `error`; 401: the token is missing; 409: open another session; 413: the body is too
+long. /decide, /reset and /status are the same as those below /v1.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
+import hmac
 import json
+from collections.abc import Awaitable, Callable
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from serving_gym.runners.serving.host import PolicyHost
-from serving_gym.runners.serving.wire import state_from_json
+from serving_gym.runners.serving.connections import Connections
+from serving_gym.runners.serving.exchange import Exchange, from_json, from_msgpack
+from serving_gym.runners.serving.session import OutOfStepError
+from serving_gym.runners.serving.wire import VERSION, schema_of
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-LOOPBACK = "127.0.0.1"
+    from serving_gym.runners.serving.service import PolicyService
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_MSGPACK = "application/msgpack"
+_OPEN_PATHS = ("/health", "/version")  # without a token
+_SENTENCE = 500  # characters
+_LINGER_S = 1.0  # longest time to read the rest of a body that is refused
+_STOP_S = 5.0  # longest time until open exchanges are closed at the end
 
 
-class PolicyServer:
-    """The server.
+class HttpListener:
+    """The HTTP server.
 
     Args:
-        host: Host of the policy.
-        port: Port to listen on; 0: any free port.
+        service: The policy.
         address: Address to listen on.
+        port: Port to listen on; 0: any free port.
     """
 
-    def __init__(self, host: PolicyHost, port: int = 0, address: str = LOOPBACK) -> None:
-        self.host, self.port, self.address = host, port, address
+    environments = ("routing", "autoscaling", "dp_tp", "deployment", "sharing")
+    default_port = 8300
+    checks_token = True
+
+    def __init__(self, service: PolicyService, address: str, port: int) -> None:
+        self.service, self.address, self.port = service, address, port
+        self.exchange = Exchange(service)
+        self._token = service.config.token
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
 
     async def start(self) -> str:
         """Starts listening; returns the address."""
         from aiohttp import web
 
-        app = web.Application(client_max_size=16 * 2**20)
-        app.router.add_post("/decide", self._decide)
-        app.router.add_post("/reset", self._reset)
-        app.router.add_get("/status", self._status)
-        self._runner = web.AppRunner(app)
+        config = self.service.config
+        app = web.Application(client_max_size=self.service.body_bytes, middlewares=[self._middleware()])
+        for prefix in ("", "/v1"):
+            app.router.add_post(f"{prefix}/decide", self._posted(self.exchange.decide))
+            app.router.add_post(f"{prefix}/reset", self._posted(self.exchange.reset))
+            app.router.add_get(f"{prefix}/status", self._status)
+        app.router.add_post("/v1/decide/batch", self._posted(self.exchange.batch))
+        app.router.add_post("/v1/session", self._posted(self._open_session))
+        app.router.add_post("/v1/policy", self._posted(self.exchange.change_policy))
+        for path, handler in (
+            ("/v1/schema", self._schema),
+            ("/metrics", self._metrics),
+            ("/health", self._health),
+            ("/version", self._version),
+        ):
+            app.router.add_get(path, handler)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=_STOP_S, keepalive_timeout=60.0, lingering_time=_LINGER_S
+        )
         await self._runner.setup()
-        await web.TCPSite(self._runner, self.address, self.port).start()
-        self.port = self._runner.addresses[0][1]
-        return f"http://{self.address}:{self.port}"
+        assert self._runner.server is not None
+        self._connections = Connections(
+            self._runner.server, config.max_connections, config.read_s, self._refused
+        )
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._connections, self.address, self.port, backlog=256)
+        self.port = self._server.sockets[0].getsockname()[1]
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{host}:{self.port}"
 
     async def stop(self) -> None:
         """Stops listening."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
-    async def _decide(self, request: web.Request) -> web.Response:
+    def _refused(self, why: str) -> None:
+        self.service.count("connections_closed", reason=why)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _middleware(self) -> Any:
         from aiohttp import web
 
-        try:
-            body = await _object(request)
-            spec = self.host.spec
-            state = state_from_json(body.get("state"), len(spec.fleet), spec.slos)  # type: ignore[arg-type]
-            if state.request is None:
-                raise ValueError("state.request is null: there is nothing to decide")
-            chosen = body.get("chosen")
-            if chosen is not None and (isinstance(chosen, bool) or not isinstance(chosen, int)):
-                raise ValueError(f"chosen must be a place or null, got {chosen!r}")
-        except ValueError as error:
-            return web.json_response({"error": str(error)}, status=400)
-        return web.json_response(dataclasses.asdict(self.host.ask(state, chosen)))
+        @web.middleware
+        async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+            self._connections.begun(request.transport)
+            try:
+                if self._token is not None and request.path not in _OPEN_PATHS:
+                    said = request.headers.get("Authorization", "")
+                    if not hmac.compare_digest(said.encode(), f"Bearer {self._token}".encode()):
+                        return self._failure("the bearer token is missing or wrong", 401)
+                return await handler(request)
+            except web.HTTPException as error:
+                if error.status < 400:
+                    raise
+                return self._failure(_said(error, self.service.body_bytes), error.status)
 
-    async def _reset(self, request: web.Request) -> web.Response:
+        return checked
+
+    def _failure(self, sentence: str, status: int) -> web.Response:
         from aiohttp import web
 
-        try:
-            seed = (await _object(request)).get("seed", 0)
-            if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-                raise ValueError(f"seed must be a whole number from 0 on, got {seed!r}")
-        except ValueError as error:
-            return web.json_response({"error": str(error)}, status=400)
-        self.host.reset(seed)
-        return web.json_response(self.host.status())
+        self.service.count("refused_requests", status=str(status))
+        return web.json_response({"error": sentence[:_SENTENCE]}, status=status)
+
+    def _posted(self, answer: Callable[[Any], Awaitable[dict[str, Any]]]) -> Handler:
+        """A handler that reads a body and writes an answer in the same format."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            from aiohttp import web
+
+            packed = request.content_type == _MSGPACK
+            try:
+                async with asyncio.timeout(self.service.config.read_s):
+                    body = await request.read()
+                value = (from_msgpack(body) if packed else from_json(body)) if body else {}
+                said = await answer(value)
+            except TimeoutError:
+                late = self._failure(f"the body did not come within {self.service.config.read_s:g} s", 408)
+                late.force_close()
+                return late
+            except OutOfStepError as error:
+                return self._failure(str(error), 409)
+            except ModuleNotFoundError:
+                return self._failure("MessagePack needs the package msgpack: pip install -e '.[serve]'", 415)
+            except ValueError as error:
+                return self._failure(str(error), 400)
+            if packed:
+                import msgpack
+
+                return web.Response(body=msgpack.packb(said), content_type=_MSGPACK)
+            return web.Response(body=json.dumps(said).encode(), content_type="application/json")
+
+        return handle
+
+    async def _open_session(self, body: Any) -> dict[str, Any]:
+        return self.exchange.open_session(body)
 
     async def _status(self, request: web.Request) -> web.Response:
         from aiohttp import web
 
-        return web.json_response(self.host.status())
+        return web.json_response(self.service.status())
+
+    async def _schema(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        sizes = dict(self.exchange.wire.context.sizes)
+        return web.json_response({**schema_of(self.service.config.env["name"]), "x-sizes": sizes})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+        from prometheus_client import generate_latest
+
+        return web.Response(
+            body=generate_latest(self.service.registry),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+    async def _health(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        ready = self.service.ready
+        return web.json_response({"status": "ok" if ready else "fallback"}, status=200 if ready else 503)
+
+    async def _version(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        return web.json_response({"version": metadata.version("serving-gym"), "protocol": f"v{VERSION}"})
 
 
-async def _object(request: web.Request) -> dict[str, Any]:
-    """The JSON body of an HTTP request.
-
-    Raises:
-        ValueError: it is not a JSON object.
-    """
-    try:
-        body = json.loads(await request.read() or b"{}")
-    except ValueError:
-        raise ValueError("the body is not JSON") from None
-    if not isinstance(body, dict):
-        raise ValueError(f"the body must be an object, got {type(body).__name__}")
-    return body
+def _said(error: web.HTTPException, body_bytes: int) -> str:
+    """One sentence about a status that the HTTP server itself has found."""
+    match error.status:
+        case 404:
+            return "there is no such path; see GET /v1/schema"
+        case 405:
+            return "this path takes another method"
+        case 413:
+            return f"the body is longer than {body_bytes} bytes"
+        case _:
+            return error.reason or "the request is malformed"

@@ -30,17 +30,18 @@ def tuned_text(head: Sequence[str], name: str, params: Mapping[str, Any]) -> str
     return comments + yaml.safe_dump({"name": name, "params": dict(params)}, sort_keys=False)
 
 
-def save_tuned(label: str, text: str) -> Path:
-    """Writes `policy/LABEL_tuned.yaml` into the folder of configuration files.
+def save_tuned(label: str, text: str, suffix: str = "tuned") -> Path:
+    """Writes `policy/LABEL_SUFFIX.yaml` into the folder of configuration files.
 
     Args:
         label: Name of the policy that was tuned.
         text: Content.
+        suffix: End of the file's name.
 
     Returns:
         The file.
     """
     name = re.sub(r"\W+", "_", label).strip("_")
-    path = config_folders()[-1] / "policy" / f"{name}{TUNED}.yaml"
+    path = config_folders()[-1] / "policy" / f"{name}_{suffix}.yaml"
     write_text(path, text)
     return path

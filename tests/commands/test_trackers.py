@@ -48,13 +48,13 @@ def test_a_reference_far_below_leaves_the_curve_readable(tmp_path, monkeypatch):
     from serving_gym.runners.reporting import plots
 
     drawn = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, *_: drawn.append(figure))
     plot_learning_curve(tmp_path / "c.png", ROWS, REFERENCES, "jsq", "title")
     axis = drawn[0].axes[0]
     assert axis.get_ylim()[0] > -200.0
     labels = axis.get_legend_handles_labels()[1]
     assert "random (random): -900, below the picture" in labels
-    assert "training start (jsq): -100" in labels
+    assert "start of training (jsq): -100" in labels
     assert "kept policy: -80" in labels
 
 

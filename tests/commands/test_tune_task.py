@@ -14,7 +14,7 @@ words: [env=routing, cluster=fleet_h100_x4, workload.num_requests=40]
 strata:
   chat: [workload=azure_conv_fitted]
   code: [workload=azure_code_fitted, workload.rate_rps=10.0]
-policies: [jsq, lmetric, dynamo_kv, linear_score_tuned]
+policies: [jsq, least_kv, dynamo_kv, linear_score_tuned]
 """
 BUDGET = ["evaluations=3", "seeds=1", "processes=1"]
 

@@ -275,7 +275,7 @@ def test_mistakes_are_named(arguments, words):
 
 def test_unknown_render_modes_are_refused():
     with pytest.raises(ValueError, match="render_mode"):
-        make_env("dp_tp", render_mode="human", workload=BURSTY)
+        make_env("dp_tp", render_mode="video", workload=BURSTY)
 
 
 def test_unknown_environments_are_refused_with_the_nearest_name():

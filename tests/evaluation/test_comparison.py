@@ -9,7 +9,9 @@ import pytest
 
 from serving_gym.envs.interface.metrics import to_jsonable
 from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
+from serving_gym.runners.comparison.pooling import pooled
 from serving_gym.runners.comparison.results import Kinds, References, compare_results, disjoint_blocks
+from serving_gym.runners.reporting.figure_style import bin_length_s, looks_of
 from serving_gym.runners.reporting.plots import plot_intervals, plot_timeline
 from serving_gym.runners.rollouts.rollout import Episode
 
@@ -316,7 +318,26 @@ def test_windows_of_one_trace_are_not_independent(tmp_path: Path) -> None:
 
 def test_plots_are_written(results: dict[str, list[Episode]], tmp_path: Path) -> None:
     comparison = compare_results(results, Kinds())
-    plot_intervals(tmp_path / "intervals.png", comparison["policies"])
-    plot_timeline(tmp_path / "timeline.png", {name: episodes[0] for name, episodes in results.items()}, [0.5])
-    for name in ("intervals.png", "timeline.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    names = list(results)[:2]
+    pools = pooled(results, {"runs/ten/*": names})
+    plot_intervals(tmp_path / "intervals.png", comparison["policies"], pools, "pdf")
+    firsts = {name: episodes[0] for name, episodes in results.items()}
+    plot_timeline(tmp_path / "timeline.png", firsts, [(0.5, 0.02)], pools, "pdf")
+    for name in ("intervals", "timeline"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_policy_looks_the_same_in_all_figures() -> None:
+    few, many = looks_of(["jsq", "llm_d"]), looks_of(["llm_d", "random", "jsq", "preserve"])
+    assert few["jsq"] == many["jsq"]
+    twenty = looks_of([f"policy_{number}" for number in range(20)])
+    assert len(set(twenty.values())) == 20, "colour or mark tells any two apart"
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "length_s"), [(9.0, 0.1), (61.0, 1.0), (950.0, 10.0), (86_400.0, 900.0)]
+)
+def test_bins_fit_the_run(duration_s: float, length_s: float) -> None:
+    assert bin_length_s(duration_s) == length_s
+    assert 24 <= duration_s / length_s <= 120

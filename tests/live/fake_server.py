@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -107,6 +108,8 @@ class FakeServer:
         aborted: Streams whose client went away.
         port: Where it listens; 0: wherever there is room.
         base: Path before all others.
+        page_path: Where its metrics are.
+        tls: Its certificate; None: it speaks plain HTTP.
         seen: Headers of the requests that it was sent.
     """
 
@@ -115,6 +118,8 @@ class FakeServer:
     aborted: int = 0
     port: int = 0
     base: str = ""
+    page_path: str = "/metrics"
+    tls: ssl.SSLContext | None = None
     seen: list[dict[str, str]] = field(default_factory=list)
 
     def __enter__(self) -> FakeServer:
@@ -135,13 +140,14 @@ class FakeServer:
         app.router.add_get(f"{self.base}/health", self._health)
         app.router.add_get(f"{self.base}/v1/models", self._models)
         app.router.add_get(f"{self.base}/version", self._version)
-        app.router.add_get(f"{self.base}/metrics", self._metrics)
+        app.router.add_get(f"{self.base}{self.page_path}", self._metrics)
         app.router.add_post(f"{self.base}/v1/completions", self._completions)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True, ssl_context=self.tls)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}{self.base}"
+        scheme = "http" if self.tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._runner.addresses[0][1]}{self.base}"
 
     @web.middleware
     async def _gate(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -28,7 +28,7 @@ def test_the_same_stream_and_the_same_files(make_server: MakeServer, tmp_path: P
     assert simulate.main([*words[1:-1], f"out={tmp_path / 'sim'}"]) == 0
     assert simulate.main([*words[:-1], f"backend.endpoints=[{server.url}]", f"out={tmp_path / 'live'}"]) == 0
     simulated, live = (pd.read_parquet(tmp_path / body / "requests.parquet") for body in ("sim", "live"))
-    assert list(live.columns) == [*simulated.columns, "send_lag_s"]
+    assert [*simulated.columns, "send_lag_s"] == list(live.columns)
     for column in ("arrival_s", "input_tokens", "output_tokens", "generated_tokens", "outcome"):
         assert simulated[column].tolist() == live[column].tolist()
     summaries = [json.loads((tmp_path / body / "summary.json").read_text()) for body in ("sim", "live")]

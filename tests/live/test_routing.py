@@ -337,3 +337,38 @@ def test_an_episode_of_sessions_ends_with_its_last_turn(
     records = env.records()
     assert (records.outcome == FINISHED).all()
     np.testing.assert_allclose(records.arrival_s[1], records.finish_s[0] + 0.1, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_what_a_server_fails_is_offered_again_and_goes_elsewhere(
+    make_server: MakeServer, make_live, status: int
+):
+    failing, other = make_server(status=status), make_server()
+    env = make_live(failing, other, workload=stream_of(12, gap_s=0.02))
+    episode = run_episode(env, make_policy("jsq"), 0)
+    assert (episode.records.outcome == FINISHED).all()
+    assert (episode.records.engine == 1).all()
+    assert len(failing.bodies) <= 4
+    health = env.fleet.client_health()
+    assert (health.overrides, health.overrides_share, health.failed) == (0, 0.0, {})
+    assert health.servers == {server.url: "vLLM 0.32.0" for server in (failing, other)}
+
+
+def test_a_policy_that_insists_on_a_failing_server_cannot_lose_requests(make_server: MakeServer, make_live):
+    env = make_live(make_server(status=500), make_server())
+    _, info = env.reset(seed=0)
+    done = False
+    while not done:
+        _, _, terminated, truncated, info = env.step(0 if info["action_mask"][0] else 1)
+        done = terminated or truncated
+    assert (env.records().outcome == FINISHED).all()
+
+
+def test_overrides_are_part_of_what_the_client_adds(make_server: MakeServer, make_live):
+    env = make_live(make_server(), make_server(), settings={"decide_within_s": 0.05})
+    env.reset(seed=0)
+    time.sleep(0.5)
+    env.step(0)
+    health = env.fleet.client_health()
+    assert (health.overrides, health.overrides_share) == (8, 1.0)
+    assert "100 % of the decisions were not the policy's (overrides)" in health.warnings()

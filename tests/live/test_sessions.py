@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
-from serving_gym.envs.interface.metrics import FINISHED, REASON_NAMES, RequestRecords
+from serving_gym.envs.interface.metrics import FAILED, FINISHED, REASON_NAMES, RequestRecords
 from serving_gym.envs.live.backend import LiveBackend
 from serving_gym.envs.live.turns import Turns
 from serving_gym.envs.workload.schema import Workload
@@ -197,3 +199,32 @@ def test_turns_count_what_may_still_come() -> None:
     assert turns.left == 2
     turns.unanswered(2)
     assert turns.left == 0
+
+
+def test_a_request_is_ended_after_the_cluster_s_timeout_whatever_it_has(
+    make_server: MakeServer, make_backend: MakeBackend
+) -> None:
+    server = make_server(token_s=0.08, max_num_seqs=1)
+    backend = make_backend(server, spec={"request_timeout_s": 0.3})
+    records = played(backend, stream_of(3, gap_s=0.0, output=20))
+    assert records.outcome.tolist() == [FAILED] * 3
+    assert [REASON_NAMES[code] for code in records.reason] == ["request_timeout_s"] * 3
+    assert 0 < records.generated_tokens[0] < 20
+    deadline_s = time.monotonic() + 5
+    while server.aborted < 3 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert server.aborted == 3
+    assert backend.observe().engines[0]["context_tokens"] == 0
+
+
+def test_a_request_that_no_server_has_is_ended_too(
+    make_server: MakeServer, make_backend: MakeBackend
+) -> None:
+    server = make_server()
+    backend = make_backend(server, spec={"request_timeout_s": 0.2}, silence_s=20.0)
+    backend.reset(stream_of(1, gap_s=0.0))
+    server.behaviour.metrics_status = 500
+    time.sleep(0.2)
+    backend.run_to_completion()
+    assert [REASON_NAMES[code] for code in backend.results().reason] == ["request_timeout_s"]
+    assert server.bodies == []

@@ -54,14 +54,31 @@ class LatencyModel:
         Returns:
             (2, P) seconds: TTFT, TPOT.
         """
+        return self.predict_from(
+            state.in_flight, request.input_tokens, request.predicted_tokens, cached_tokens
+        )
+
+    def predict_from(
+        self,
+        in_flight: NDArray[np.void],
+        input_tokens: int,
+        predicted_tokens: int,
+        cached_tokens: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """As `predict`, from the parts of a state that count.
+
+        Args:
+            in_flight: (M,) IN_FLIGHT_DTYPE.
+            input_tokens: Prompt of the request.
+            predicted_tokens: Its predicted output.
+            cached_tokens: (P,) of its prompt that need no prefill.
+
+        Returns:
+            (2, P) seconds: TTFT, TPOT.
+        """
         latency = np.empty((2, len(self._engines)))
         _predict(
-            state.in_flight,
-            float(request.input_tokens),
-            float(request.predicted_tokens),
-            cached_tokens,
-            *self._columns,
-            latency,
+            in_flight, float(input_tokens), float(predicted_tokens), cached_tokens, *self._columns, latency
         )
         return latency
 

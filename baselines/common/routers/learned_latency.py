@@ -81,6 +81,9 @@ class LearnedLatency:
         each: Observations that a stratum holds at most.
         quantile: That is predicted; 0: the mean.
         seed: Of the training.
+
+    Attributes:
+        models_made: Trainings so far.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class LearnedLatency:
         self._models: tuple[BoostedTrees, BoostedTrees] | None = None
         self._trained_s = -np.inf
         self._trained_on = 0
+        self.models_made = 0
 
     @property
     def ready(self) -> bool:
@@ -118,6 +122,7 @@ class LearnedLatency:
             fit_trees(ttft_rows, ttft_s * 1e3, self._quantile, self._seed),
             fit_trees(tpot_rows[:, _TPOT_COLUMNS], tpot_s * 1e3, self._quantile, self._seed),
         )
+        self.models_made += 1
 
     def predict(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """(2, N) TTFT and TPOT, seconds, of (N, features); there are models."""

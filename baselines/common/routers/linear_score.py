@@ -26,6 +26,12 @@ class LinearScoreConfig:
     """Weight of each place feature (`envs.simulator.kernel.features.PLACE_FEATURES`); the highest score wins.
 
     The values here follow JSQ in seconds, with an eye on KV overflow; source: ours. They are where a tuner begins.
+
+    Attributes:
+        in_flight, unanswered, waiting, running, kv_usage: Weight of the feature of that name.
+        queued_tokens, prefill_backlog_s, remaining_tokens, drain_s, context_usage: Weight of the feature of that name.
+        peak_usage, excess_usage, iteration_s, own_prefill_s, own_decode_s: Weight of the feature of that name.
+        prefix_hit, kv_capacity, network_s: Weight of the feature of that name.
     """
 
     in_flight: float = 0.0

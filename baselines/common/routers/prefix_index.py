@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 _MOST_BITS = 4096  # sets of places whose bits are kept
 
 
-class _Node:
+class Node:
     """An edge of the tree with the node it leads to."""
 
     __slots__ = ("children", "holders", "ids", "parent", "used")
@@ -25,13 +25,13 @@ class _Node:
     def __init__(
         self,
         ids: NDArray[np.int32],
-        parent: _Node | None,
+        parent: Node | None,
         holders: NDArray[np.bool_],
         used: NDArray[np.int64],
     ) -> None:
         self.ids = ids
         self.parent = parent
-        self.children: dict[int, _Node] = {}
+        self.children: dict[int, Node] = {}
         self.holders = holders  # (P,) which places have had a prompt that goes through here
         self.used = used  # (P,) tick of the last prompt that ended here; 0 where it went on
 
@@ -56,6 +56,7 @@ class PrefixTree:
         self._root = self._node(np.zeros(0, np.int32), None)
         self._tick = 0
         self.sizes = np.zeros(num_places, np.int64)  # (P,) ids held for each place
+        self.parted: Node | None = None  # the lower half of the edge that the last prompt split
 
     def match(self, ids: NDArray[np.int32]) -> NDArray[np.int64]:
         """Length of the longest prefix of a prompt that each place has had, (P,) ids."""
@@ -74,9 +75,9 @@ class PrefixTree:
             node, at = child, at + shared
         return matched
 
-    def insert(self, ids: NDArray[np.int32], place: int) -> None:
-        """Remembers that a prompt was sent to a place."""
-        node, at = self._root, 0
+    def insert(self, ids: NDArray[np.int32], place: int) -> Node:
+        """Remembers that a prompt was sent to a place; returns the node where it ends."""
+        node, at, self.parted = self._root, 0, None
         while at < len(ids):
             child = node.children.get(int(ids[at]))
             if child is None:
@@ -84,6 +85,7 @@ class PrefixTree:
             else:
                 shared = _shared(child.ids, ids[at:])
                 if shared < len(child.ids):
+                    self.parted = child
                     child = self._split(child, shared)
             if not child.holders[place]:
                 child.holders[place] = True
@@ -91,6 +93,7 @@ class PrefixTree:
             node, at = child, at + len(child.ids)
         self._tick += 1
         node.used[place] = self._tick
+        return node
 
     def prune(self, capacity: int) -> None:
         """Drops the oldest leaves of every place that holds more than `capacity` ids."""
@@ -107,7 +110,7 @@ class PrefixTree:
             if parent is not None and parent.is_leaf_of(place):
                 heapq.heappush(leaves, (int(parent.used[place]), next(order), place, parent))
 
-    def _drop(self, node: _Node, place: int) -> _Node | None:
+    def _drop(self, node: Node, place: int) -> Node | None:
         """Forgets a place's leaf. Returns the node above it, None at the root."""
         node.holders[place] = False
         node.used[place] = 0
@@ -117,19 +120,19 @@ class PrefixTree:
             del parent.children[int(node.ids[0])]
         return None if parent is self._root else parent
 
-    def _split(self, node: _Node, at: int) -> _Node:
+    def _split(self, node: Node, at: int) -> Node:
         """Parts an edge in two. Returns the upper part, which takes over who had it and when."""
         assert node.parent is not None
-        upper = _Node(node.ids[:at], node.parent, node.holders.copy(), node.used.copy())
+        upper = Node(node.ids[:at], node.parent, node.holders.copy(), node.used.copy())
         node.parent.children[int(upper.ids[0])] = upper
         node.ids, node.parent = node.ids[at:], upper
         upper.children[int(node.ids[0])] = node
         return upper
 
-    def _node(self, ids: NDArray[np.int32], parent: _Node | None) -> _Node:
-        return _Node(ids, parent, np.zeros(self._num_places, bool), np.zeros(self._num_places, np.int64))
+    def _node(self, ids: NDArray[np.int32], parent: Node | None) -> Node:
+        return Node(ids, parent, np.zeros(self._num_places, bool), np.zeros(self._num_places, np.int64))
 
-    def _nodes(self) -> Iterator[_Node]:
+    def _nodes(self) -> Iterator[Node]:
         stack = list(self._root.children.values())
         while stack:
             node = stack.pop()

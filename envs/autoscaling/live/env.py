@@ -72,6 +72,7 @@ class LiveAutoscalingEnv(DrivesServers, BaseEnv[AutoscalingConfig, AutoscalingSt
         self._set_up(AutoscalingEpisode(AutoscalingConfig(**config)), None)
         check_scaled(self.core, len(fleet.slots))
         self.fleet, self._deadline = fleet, ControlDeadline(control_within_s)
+        fleet.end_requests_after(self.config.cluster.request_timeout_s)
         self._engines = nominal_engines(self.core.simulator)
         self._encoder = StateEncoder(self.config, self.core.spec, self._engines)
         self._meter = self.core.meter

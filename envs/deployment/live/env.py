@@ -41,6 +41,7 @@ class LiveDeploymentEpisode(DeploymentEpisode):
         check_divided(config.cluster)
         config.randomise.check_live()
         self.fleet = fleet
+        fleet.end_requests_after(config.cluster.request_timeout_s)
         super().__init__(config)
         self._deadline = ControlDeadline(control_within_s)
         self.overridden: list[ControlOverride] = []
@@ -212,7 +213,7 @@ class LiveDeploymentEnv(DrivesServers, DeploymentEnv):
     Args:
         fleet: The servers.
         control_within_s: Longest time a policy may take, s.
-        render_mode: `ansi`, `rgb_array` or None.
+        render_mode: `human`, `ansi`, `rgb_array` or None.
         config: As of `DeploymentEnv`.
 
     Raises:

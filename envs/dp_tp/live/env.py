@@ -127,7 +127,7 @@ class LiveDPTPEnv(DPTPEnv):
 
     Args:
         settings: The server, whose ranks are the base engines, and how to deal with it.
-        render_mode: `ansi`, `rgb_array` or None.
+        render_mode: `human`, `ansi`, `rgb_array` or None.
         control_within_s: Longest time a policy may take, seconds; then all is left as it is (`info["overrides"]`).
         config: As of `DPTPEnv`.
 

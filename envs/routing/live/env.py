@@ -36,7 +36,7 @@ class LiveRoutingEnv(DrivesServers, BaseEnv[RoutingConfig, RoutingState]):
 
     Args:
         settings: Servers, one a place of the fleet, and how to deal with them.
-        render_mode: `ansi`, `rgb_array` or None.
+        render_mode: `human`, `ansi`, `rgb_array` or None.
         config: As of `RoutingEnv`.
 
     Raises:
@@ -86,7 +86,7 @@ class LiveRoutingEnv(DrivesServers, BaseEnv[RoutingConfig, RoutingState]):
         self.fleet.begin()
         self._state = self.fleet.wait().state
         self._ended = self._state.request is None
-        self._record(first=True)
+        self._begin_rendering()
         observation = self._observation()
         info = self._info(0.0, {}, None, "") | {"overrides": []}
         self._seen = 0  # what was decided before the policy was first asked is told with its first decision
@@ -131,12 +131,12 @@ class LiveRoutingEnv(DrivesServers, BaseEnv[RoutingConfig, RoutingState]):
         self._ended = self._state.request is None
         unfinished = self.fleet.unfinished() if self._ended else None
         interval = self._meter.measure(self._state.totals, offer.latency_cost, 0, unfinished)
-        self._record()
+        reward = interval.reward(self.config.objective)
+        self._record(chosen, reward, refused)
         truncated = unfinished is not None and bool(unfinished.any())
         observation = self._observation()
         terms = interval.terms(self.core.classes) | (interval.refusals() if self.config.admission else {})
         info = self._info(self._state.now_s - before_s, terms, executed, refused)
-        reward = interval.reward(self.config.objective)
         return observation, reward, self._ended and not truncated, truncated, info
 
     def _carry_out(

@@ -61,6 +61,7 @@ class LiveFleet(LiveRun):
         limits = [group.replica.max_num_seqs for group in self.places]
         session = LiveSession(settings, limits, spec.order, None, self._on_arrival, self._on_arrival)
         session.longest = self._longest
+        session.request_timeout_s = spec.request_timeout_s
         session.serves = lambda row: self._serves[int(self.workload.model_id[row])]
         session.decisions = self._count_decisions
         self._model_len = [spec.limited(group.replica).max_model_len for group in self.places]

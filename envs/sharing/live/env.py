@@ -39,7 +39,7 @@ class LiveSharingEnv(DrivesServers, SharingEnv):
     Args:
         make_fleet: The servers, given the episode's setting.
         control_within_s: Longest time a policy may take, s.
-        render_mode: `ansi`, `rgb_array` or None.
+        render_mode: `human`, `ansi`, `rgb_array` or None.
         config: As of `SharingEnv`.
 
     Raises:
@@ -72,7 +72,7 @@ class LiveSharingEnv(DrivesServers, SharingEnv):
         deadline_s = self.core.deadline_ps / PS_PER_S
         self.fleet.reset(self.core.simulator.workload, self.core.slos, deadline_s)
         self._look()
-        self._record(first=True)
+        self._begin_rendering()
         return self._observe(), self._live_info(0.0, {}, "", None, [])
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -87,10 +87,11 @@ class LiveSharingEnv(DrivesServers, SharingEnv):
         truncated = self._asked.event is Event.NONE
         self.core.done = terminated or truncated
         interval, own, dt_s = self.core.measure(latency_cost, truncated)
-        self._record()
+        reward = self.core.reward(interval, own)
+        self._record(action, reward, "; ".join(reasons))
         terms = interval.terms(self.core.classes) | own
         info = self._live_info(dt_s, terms, "; ".join(reasons), executed, overrides)
-        return self._observe(), self.core.reward(interval, own), terminated, truncated, info
+        return self._observe(), reward, terminated, truncated, info
 
     @property
     def gpu_seconds(self) -> float:

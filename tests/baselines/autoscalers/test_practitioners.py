@@ -16,6 +16,7 @@ from serving_gym.baselines.common.autoscalers.horizontal import (
     replicas_for_external,
     replicas_for_pods,
 )
+from serving_gym.baselines.common.autoscalers.load_planner import LoadPlannerConfig, LoadPlannerPolicy
 from serving_gym.baselines.common.autoscalers.panic_window import (
     Panic,
     PanicWindowConfig,
@@ -56,6 +57,25 @@ def test_queue_proportional():
     assert net(policy.act(None, state(endpoint(3)))) == -2
     with pytest.raises(ValueError, match="requests_per_instance"):
         QueueProportionalConfig(0.0)
+
+
+def test_dynamo_load_planner():
+    policy = ready(LoadPlannerPolicy())
+    assert policy.period_s == 5.0
+
+    def use(*pairs, **others):
+        rows = [{"kv_used_tokens": kv, "waiting_tokens": w, "kv_capacity_tokens": 1000} for kv, w in pairs]
+        return net(policy.act(None, state(endpoint([*rows, *others.get("more", ())]))))
+
+    assert use((900, 200), (100, 0)) == 1  # one engine has more to hold than it can
+    assert use((590, 0), (100, 0)) == -1  # all are below 60 %
+    assert use((610, 0), (100, 0)) == 0
+    assert use((900, 200), more=[{"status": InstanceStatus.STARTING}]) == 0  # scaling is under way
+    latency = ready(LoadPlannerPolicy(LoadPlannerConfig(0.4, 0.1)))
+    rows = [{"kv_used_tokens": 450, "kv_capacity_tokens": 1000}]
+    assert net(latency.act(None, state(endpoint(rows)))) == 1
+    with pytest.raises(ValueError, match="scale_up"):
+        LoadPlannerConfig(scale_up=0.0)
 
 
 def test_the_hpa_formula_by_hand():

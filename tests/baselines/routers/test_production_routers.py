@@ -10,8 +10,9 @@ from serving_gym.baselines.common.routers.latency_observation import (
     LatencyObservationPolicy,
 )
 from serving_gym.baselines.common.routers.llm_d import LLMDConfig, LLMDPolicy
-from serving_gym.baselines.common.routers.lmetric import LMetricPolicy
+from serving_gym.baselines.common.routers.lmetric import LMetricConfig, LMetricPolicy
 from serving_gym.baselines.common.routers.loadaware import LoadAwareConfig, LoadAwarePolicy
+from serving_gym.baselines.common.routers.preble import PrebleConfig, PreblePolicy, v100_prefill_s
 from serving_gym.baselines.common.routers.sticky_least_loaded import (
     StickyLeastLoadedConfig,
     StickyLeastLoadedPolicy,
@@ -100,6 +101,59 @@ def test_lmetric_multiplies():
     assert policy.act(None, routing_state(3, in_flight=[0, 1, 9], request=request)) == 1
     # 100 x 1, 40 x 3 and 10 x 9
     assert policy.act(None, routing_state(3, in_flight=[0, 2, 8], request=request)) == 2
+
+
+def test_lmetric_as_in_its_paper_counts_the_queue():
+    request = arriving(cached_tokens=[50, 0])  # of 100
+    flights = [sent(0, index=1, input_tokens=300), sent(1, index=2, input_tokens=100)]
+    state = routing_state(2, in_flight=flights, request=request)
+    assert _begun(LMetricPolicy(), 2).act(None, state) == 0  # 50 x 2 and 100 x 2
+    policy = _begun(LMetricPolicy(LMetricConfig(count_queue=True)), 2)
+    assert policy.act(None, state) == 1  # 350 x 2 and 200 x 2
+
+
+def test_preble_keeps_long_prefixes_together_and_sends_others_where_the_cost_is_least():
+    policy = _begun(PreblePolicy(), 3)
+    first = policy.act(None, routing_state(3, request=_prompt(1, 2, 3, 4)))
+    assert first == 0  # nothing has cost anything yet
+    other = policy.act(None, routing_state(3, request=_prompt(9, 8)))
+    assert other == 1
+    # three of four blocks are known: to the first engine; one of four: to the one without costs
+    assert policy.act(None, routing_state(3, request=_prompt(1, 2, 3, 7))) == 0
+    assert policy.act(None, routing_state(3, request=_prompt(1, 5, 6, 7))) == 2
+    # its engine cannot take it: to the cheapest of the others
+    assert policy.act(None, routing_state(3, request=_prompt(1, 2, 3, 4), can_take=[0, 1, 1])) in (1, 2)
+
+
+def test_preble_forgets_costs_after_its_window():
+    policy = _begun(PreblePolicy(PrebleConfig(window_s=10.0)), 2)
+    assert policy.act(None, routing_state(2, now_s=0.0, request=arriving())) == 0
+    assert policy.act(None, routing_state(2, now_s=1.0, request=arriving())) == 1
+    assert policy.act(None, routing_state(2, now_s=10.5, request=arriving())) == 0  # the first has left
+    assert policy._cost[1] > 0
+    assert policy.act(None, routing_state(2, now_s=30.0, request=arriving())) == 0
+    assert policy._cost[1] == pytest.approx(0.0)
+    assert policy._load.tolist() == [1, 0]
+
+
+def test_preble_costs_by_hand():
+    """AIBrix' V100: 200 tokens take (-295 + 625 - 256 + 0.8) / 0.9 ms, an answer of 45 tokens 6.75 s."""
+    assert v100_prefill_s(200, 200) == pytest.approx((-295 + 625 - 256 + 0.8) / 900)
+    assert v100_prefill_s(4096, 4096) == pytest.approx(
+        (
+            0.27106428 * 4096
+            + 10.52444263
+            + 4.65e-4 * 4096
+            + 0.398
+            - 18.425
+            + 9.65e-3 * 4096
+            + 5.4e-6 * 4096**2
+        )
+        / 900
+    )
+    policy = _begun(PreblePolicy(), 2)
+    policy.act(None, routing_state(2, request=arriving(input_tokens=200)))
+    assert policy._cost[0] == pytest.approx(v100_prefill_s(200, 200) + 6.75)
 
 
 def test_loadaware_trades_a_hit_for_load():

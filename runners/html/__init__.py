@@ -1,0 +1,1 @@
+"""Reports of run directories: one self-contained HTML page each."""

@@ -1,0 +1,1 @@
+"""Reads servers and serving processes at intervals, and shows them in the terminal."""

@@ -1,0 +1,1 @@
+"""Generated messages of the protocols that policies are served by; see the README."""

@@ -1,0 +1,226 @@
+"""The site's pages are what classes, schemas and result files say, and each has its place."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import serving_gym
+from serving_gym.envs.registration import ENVS
+from serving_gym.runners.__main__ import commands
+from serving_gym.runners.documentation.code_blocks import fenced, sides
+from serving_gym.runners.documentation.environments import SECTIONS, environment_pages, manual_of
+from serving_gym.runners.documentation.front_page import section, verdict
+from serving_gym.runners.documentation.pages import written_pages
+from serving_gym.runners.documentation.results import COLUMNS, Results, keep, stale
+from serving_gym.runners.documentation.schemas import arguments_of
+from serving_gym.runners.documentation.tree import address, clashes, expanded, shown_files
+from tests.tiers import full_except
+
+ROOT = Path(__file__).parents[2]
+# A policy of each environment that is cheap to run again.
+CHEAP = {
+    "sharing": "first_fit",
+    "dp_tp": "static_4x2",
+    "routing": "jsq",
+    "deployment": "vllm_static",
+    "autoscaling": "fixed_instances",
+}
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, str]:
+    return written_pages()
+
+
+def test_pages_of_environments_are_as_their_classes_say() -> None:
+    pages = dict(environment_pages())
+    assert set(pages) == {f"docs/{name}.md" for name in ENVS}
+    old = [path for path, content in pages.items() if (ROOT / path).read_text() != content]
+    assert not old, "write them again: python -m runners.documentation"
+
+
+def test_results_are_of_the_present_versions() -> None:
+    assert stale() == []
+
+
+@pytest.mark.parametrize("name", full_except(sorted(CHEAP), "sharing"))
+def test_results_come_again(name: str) -> None:
+    kept, policy = Results.of(name), CHEAP[name]
+    again = serving_gym.compare(name, [policy], seeds=kept.seeds)["policies"][policy]["metrics"]
+    for metric in COLUMNS:
+        assert again[metric]["iqm"] == pytest.approx(kept.policies[policy][metric]["iqm"], rel=1e-4), metric
+
+
+def test_every_page_has_its_place_and_its_own_address(written: dict[str, str]) -> None:
+    paths = [*shown_files(), *written]
+    assert clashes(paths) == []
+    pages = {path for path in paths if path.endswith(".md")}
+    nav = list(in_nav(expanded(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"], pages)))
+    assert len(nav) == len(set(nav))
+    assert pages - set(nav) == set(), "give them a place in the navigation of mkdocs.yml"
+    assert set(nav) - pages == set(), "the navigation of mkdocs.yml names pages that there are not"
+
+
+def test_patterns_of_the_navigation_match_something() -> None:
+    assert expanded([{"A": "b/*"}, "c.md"], ["b/2.md", "c.md", "b/1.md"]) == [
+        {"A": ["b/1.md", "b/2.md"]},
+        "c.md",
+    ]
+    with pytest.raises(ValueError, match=r"nav: d/\* of mkdocs.yml matches no file"):
+        expanded(["d/*"], ["c.md"])
+
+
+def test_the_front_page_answers_with_kept_figures(written: dict[str, str]) -> None:
+    page, result = written["index.md"], Results.of("routing")
+    assert result.command in page
+    assert result.as_table() in page
+    assert verdict(result) in page
+    assert all(f"](docs/{name}.md)" in page for name in ENVS)
+
+
+def test_a_verdict_says_when_there_is_no_difference() -> None:
+    values: dict[str, Any] = json.loads((ROOT / "docs/results/routing.json").read_text())
+    values["gains"]["linear_score_tuned"] = {"iqm": 0.05, "ci95": [-0.01, 0.11]}
+    assert "+5.0 % [-1.0, 11.0] over the best tuned heuristic" in verdict(Results(**values))
+    assert "no difference at 95 %" in verdict(Results(**values))
+    values["gains"]["linear_score_tuned"] = {"iqm": 0.05, "ci95": [0.01, 0.11]}
+    assert ": a difference at 95 %" in verdict(Results(**values))
+
+
+def test_references_name_every_command_policy_and_environment_argument(written: dict[str, str]) -> None:
+    shown = {path: text for path, text in written.items() if path.startswith("reference/commands/")}
+    assert set(shown) == {f"reference/commands/{name}.md" for name in commands()}
+    assert all(f"python -m runners.{Path(path).stem} " in text for path, text in shown.items())
+    assert (
+        "| `seeds=10` | episodes of each policy; the same episodes for all |"
+        in shown["reference/commands/compare.md"]
+    )
+    policies = "\n".join(text for path, text in written.items() if path.startswith("reference/policies/"))
+    assert "## `flying_serving`" in policies
+    assert "# Flying Serving\n" in policies
+    assert "REPRODUCTION.md#flying_serving" in policies
+    assert "`saturation_tokens`" in policies
+    parts = written["reference/configuration/environments.md"]
+    assert "`ttft_s` | `float` |  | Longest time to the first token, s." in parts
+
+
+def test_modules_are_written_as_one_imports_them(written: dict[str, str]) -> None:
+    for path, text in {**written, **dict(environment_pages())}.items():
+        assert not re.search(r"`(envs|baselines|runners)\.[a-z]", text), path
+
+
+def test_code_gets_its_language_and_sides() -> None:
+    text = "Do:\n\nCommand line:\n\n    python -m runners.bench\n\nPython:\n\n    import a\n\n    a.b()\n\nEnd.\n"
+    once = fenced(text)
+    assert "```bash\npython -m runners.bench\n```" in once
+    assert "```python\nimport a\n\na.b()\n```" in once
+    assert sides(once).count("<div") == 3
+    assert sides(once).count("</div>") == 3
+    assert sides(once).endswith("\nEnd.\n")
+
+
+def test_code_of_lists_and_fences_stays() -> None:
+    text = "* an item\n\n    its code\n\n```yaml\na:\n\n    b: 1\n```\n"
+    assert fenced(text) == text
+
+
+def test_addresses_follow_from_paths() -> None:
+    assert address("docs/routing.md") == "routing/index.html"
+    assert address("tests/vllm/README.md") == "tests/vllm/index.html"
+    assert address("README.md") == "readme/index.html"
+    assert address("docs/images/layouts.png") == "docs/images/layouts.png"
+
+
+def test_a_manual_needs_every_section() -> None:
+    class Env:
+        """Does something.
+
+        ## Action space
+
+        None.
+        """
+
+    with pytest.raises(ValueError, match="Env must have the sections Action space, Observation space"):
+        manual_of(Env)
+    assert SECTIONS[0] == "Action space"
+
+
+def test_fields_must_be_described() -> None:
+    @dataclass(frozen=True)
+    class Settings:
+        """Of something.
+
+        Attributes:
+            known, other_s: Of both.
+        """
+
+        known: int = 1
+        other_s: float | None = None
+        new: bool = False
+
+    with pytest.raises(ValueError, match="Settings does not say what new are"):
+        arguments_of(Settings)
+    Settings.__doc__ = f"{Settings.__doc__}    new: Whether.\n"
+    known, other, new = arguments_of(Settings)
+    assert (known.meaning, known.default, known.kind) == ("Of both.", "1", "int")
+    assert (other.meaning, other.default, other.kind) == ("Of both.", "null", "float or null")
+    assert (new.meaning, new.default) == ("Whether.", "false")
+
+
+def test_only_test_episodes_on_the_simulator_are_kept(tmp_path: Path) -> None:
+    comparison = tmp_path / "comparison.json"
+    comparison.write_text(json.dumps({"env": "routing", "split": "train", "backend": "simulator"}))
+    with pytest.raises(ValueError, match="split=test on the simulator are kept, got split=train"):
+        keep(comparison, tmp_path)
+
+
+def test_a_comparison_is_kept(tmp_path: Path) -> None:
+    figure = {"iqm": -12.3456789, "ci95": [-20.0, -10.0], "mean": -13.0}
+    metrics = dict.fromkeys(COLUMNS, figure)
+    values = {
+        "env": "routing",
+        "split": "test",
+        "backend": "simulator",
+        "workload": "azure",
+        "seeds": 2,
+        "policies": {
+            name: {"metrics": {**metrics, "return": {**figure, "iqm": best}}}
+            for name, best in (("jsq", -1.0), ("random", -5.0), ("seer", -0.5))
+        },
+        "regret": {"clairvoyant_policies": {"jsq": 0.1, "random": 0.9}},
+        "relative_improvement": {"jsq>random": {"iqm": 0.8, "ci95": [0.7, 0.9]}, "jsq>seer": figure},
+    }
+    comparison = tmp_path / "comparison.json"
+    comparison.write_text(json.dumps(values))
+    assert keep(comparison, tmp_path) == tmp_path / "routing.json"
+    kept = Results.of("routing", tmp_path)
+    assert kept.ranked() == ["random", "jsq", "seer"]
+    assert kept.best() == "jsq"
+    assert kept.clairvoyant == ("seer",)
+    assert kept.gain_over("random") == "+80.0 % [70.0, 90.0]"
+    assert (
+        kept.as_table().splitlines()[-1]
+        == "| `seer`, clairvoyant | -0.5 [-20, -10] | -12.3 | -12.3 | -12.3 |"
+    )
+
+
+def test_the_front_page_needs_its_section_of_the_readme() -> None:
+    assert section("# a\n\n## One\n\ntext\n\n## Two\n", "One") == "text"
+    with pytest.raises(ValueError, match="must have a section 'Three'"):
+        section("# a\n", "Three")
+
+
+def in_nav(entry: Any) -> Iterator[str]:
+    """Pages of a navigation."""
+    if isinstance(entry, str):
+        yield entry
+    for inner in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
+        yield from in_nav(inner)
