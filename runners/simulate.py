@@ -173,7 +173,7 @@ def serve_live(
 
     length_s = traffic_s(workload, config.backend.speed)
     line = expectation(f"{len(workload):,} requests", length_s, "workload.num_requests and limit_s")
-    print(line, file=sys.stderr, flush=True)
+    print(line, flush=True)
     begun = time.perf_counter()
     with live_backend(config.backend, cluster, tuple(slos.values()), out / "server") as backend:
         ended_by = _serve(backend, workload, config.limit_s, out)

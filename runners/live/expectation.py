@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 
 from serving_gym.envs.workload.registry import WorkloadSource
@@ -15,7 +13,7 @@ _LONG_S = 1800.0  # from which the line says what shortens the run
 
 
 def say_expected(config: RunConfig, episodes: int, shorten: str) -> None:
-    """Prints a line on stderr with the requests and the duration of a command's live episodes.
+    """Prints a line with the requests and the duration of a command's live episodes.
 
     Args:
         config: The command's configuration.
@@ -31,7 +29,7 @@ def say_expected(config: RunConfig, episodes: int, shorten: str) -> None:
         workload = WorkloadSource(config.workload).sample(seed, split)
         count, length_s = len(workload), traffic_s(workload, config.backend.speed)
     each = f"{episodes} episode{'s' * (episodes > 1)} of about {count:,} requests in {duration(length_s)}"
-    print(expectation(each, episodes * length_s, shorten), file=sys.stderr, flush=True)
+    print(expectation(each, episodes * length_s, shorten), flush=True)
 
 
 def expectation(what: str, total_s: float, shorten: str) -> str:

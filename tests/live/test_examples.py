@@ -53,12 +53,12 @@ def test_an_example_is_short_and_serves_what_it_is_sent(words: list[str]) -> Non
 def test_the_expected_length_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     config = composed("evaluate", EvaluateConfig, ["experiment=live_routing", "policy=jsq"])
     say_expected(config, 2, "seeds")
-    said = capsys.readouterr().err
+    said = capsys.readouterr().out
     assert re.search(r"live: 2 episodes of about 160 requests in \d\d s: \d\d s of traffic", said)
     config = composed("evaluate", EvaluateConfig, ["experiment=live_autoscaling", "policy=hpa_kv"])
     say_expected(config, 1, "seeds")
     assert re.search(
-        r"live: 1 episode of about \d{3} requests in 2 min: 2 min of traffic", capsys.readouterr().err
+        r"live: 1 episode of about \d{3} requests in 2 min: 2 min of traffic", capsys.readouterr().out
     )
     line = expectation("it", 152_000.0, "seeds")
     assert "42.2 h of traffic" in line
