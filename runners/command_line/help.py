@@ -24,7 +24,7 @@ def help_text(name: str, function: Callable[..., Any]) -> str:
         function: The command, whose module docstring describes it.
     """
     purpose = (sys.modules[function.__module__].__doc__ or "").strip()
-    keys = [*_groups(name), *_own_keys(name)]
+    keys = first_words(name)
     width = max((len(key) for key, _ in keys), default=0)
     return "\n".join(
         [
@@ -39,6 +39,15 @@ def help_text(name: str, function: Callable[..., Any]) -> str:
             "Several runs, one for each value: -m seed=0,1,2. Hydra's own options: --hydra-help",
         ]
     )
+
+
+def first_words(name: str) -> list[tuple[str, str]]:
+    """Words that people change first, `key=default`, with what they mean or the choices there are.
+
+    Args:
+        name: Name of the command and of its YAML file.
+    """
+    return [*_groups(name), *_own_keys(name)]
 
 
 def _groups(name: str) -> Iterator[tuple[str, str]]:

@@ -51,7 +51,7 @@ def environment_page(name: str) -> str:
     entry = ENVS[name]
     env_class, config_class = entry.load(entry.entry_point), entry.load(entry.config)
     lead, sections = manual_of(env_class)
-    kind = entry.env_id.partition("/")[2].partition("-")[0]
+    kind = entry.env_id.partition("/")[2].partition("-")[0].replace("DPTP", "DP/TP")
     picture = ROOT / f"docs/images/{name}.png"
     drawn = f"![{kind}: an episode](images/{picture.name})\n" if picture.is_file() else ""
     written = {
@@ -175,7 +175,7 @@ def arguments_text(name: str, config_class: type) -> str:
     """The fields of an environment's configuration, with the files that it chooses of config groups."""
     chosen = choices_of(name)
     rows = (
-        [f"`{item.name}`", code(chosen.get(item.name, item.default)) or item.type, item.meaning]
+        [f"`{item.name}`", code(chosen.get(item.name, item.default)) or item.kind, item.meaning]
         for item in arguments_of(config_class)
     )
     shared = ", ".join(f"`{key}=`" for key in SHARED_ENV_FIELDS)

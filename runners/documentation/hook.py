@@ -9,7 +9,18 @@ from mkdocs.structure.files import File, Files
 
 from serving_gym.runners.documentation.code_blocks import fenced, sides
 from serving_gym.runners.documentation.pages import written_pages
-from serving_gym.runners.documentation.tree import ROOT, address, shown_files
+from serving_gym.runners.documentation.tree import ROOT, address, expanded, shown_files
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Names the pages that the navigation has patterns for.
+
+    Args:
+        config: Of the site.
+    """
+    pages = [path for path in (*shown_files(), *written_pages()) if path.endswith(".md")]
+    config.nav = expanded(config.nav, pages)
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

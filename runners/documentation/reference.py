@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import redirect_stdout
 from importlib import import_module
 from inspect import unwrap
 from pathlib import Path
@@ -19,12 +17,14 @@ from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.registration import ENVS, env_config_class
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.__main__ import commands
+from serving_gym.runners.command_line.help import first_words
 from serving_gym.runners.configuration.clusters import CLUSTERS
 from serving_gym.runners.configuration.folders import CONFIG_DIR
 from serving_gym.runners.configuration.schema import BackendConfig, LauncherConfig, TrackerConfig
 from serving_gym.runners.documentation.hardware import hardware_page
-from serving_gym.runners.documentation.markdown import block, code, importable, table
+from serving_gym.runners.documentation.markdown import code, importable, table
 from serving_gym.runners.documentation.schemas import Argument, arguments_of, prose_of
+from serving_gym.runners.documentation.tree import ROOT
 
 _FOLDER = "reference"
 _COMMENT = re.compile(r"(?m)^# (?!@package)(.+)$")
@@ -85,9 +85,9 @@ class Schemas:
     def _type(self, item: Argument, path: str) -> str:
         page = self._written.get(item.nested) if item.nested else None
         if not page or item.nested is None:
-            return f"`{item.type}`"
+            return f"`{item.kind}`"
         target = "" if page == path else f"{'../' * path.count('/')}{page}"
-        return f"[`{item.type}`]({target}#{item.nested.__name__.lower()})"
+        return f"[`{item.kind}`]({target}#{item.nested.__name__.lower()})"
 
 
 def choices_table(group: str) -> str:
@@ -167,21 +167,23 @@ def reference_pages() -> dict[str, str]:
 
 
 def command_page(name: str, schemas: Schemas) -> str:
-    """What a command prints with `--help`, and all its keys.
+    """What a command says of itself, the words that people change first, and all its keys.
 
     Args:
         name: The command.
         schemas: What is written elsewhere.
     """
     module = import_module(f"serving_gym.runners.{name}")
-    printed = io.StringIO()
-    with redirect_stdout(printed):
-        module.main(["--help"])
+    text = [f"# {name}", prose_of(module)]
+    if (CONFIG_DIR / f"{name}.yaml").is_file():
+        words = ([f"`{word}`", said] for word, said in first_words(name))
+        text += [
+            "## Words that people change first",
+            table(["word and default", "meaning or choices"], words),
+        ]
     hints = get_type_hints(unwrap(module.main))
-    text = [f"# `{name}`", block(printed.getvalue().strip())]
     if "config" in hints:
-        path = f"commands/{name}.md"
-        text += ["## All keys", schemas.table_of(hints["config"], path)]
+        text += ["## All keys", schemas.table_of(hints["config"], f"commands/{name}.md")]
     return importable("\n\n".join(text)) + "\n"
 
 
@@ -190,15 +192,31 @@ def policy_pages(schemas: Schemas) -> dict[str, str]:
     families: dict[str, list[str]] = {}
     for name, entry in POLICIES.items():
         families.setdefault(family_of(entry.policy), []).append(name)
+    claims = (ROOT / "REPRODUCTION.md").read_text(encoding="utf-8")
     pages = {}
     for family, names in sorted(families.items()):
-        package = import_module(f"serving_gym.{family}")
+        said = prose_of(import_module(f"serving_gym.{family}"))
+        title = title_of(family, said)
         path = f"policies/{family.removeprefix('baselines.').replace('.', '_')}.md"
-        text = [f"# `{family}`", prose_of(package)]
+        text = [f"# {title}", f"Package `{family}`. {said}"]
+        package = family.rpartition(".")[2]
+        if f"\n## {package}\n" in claims:
+            text.append(f"[The paper's figures beside ours](../../REPRODUCTION.md#{package}).")
         for name in names:
             text += [f"## `{name}`", *policy_text(name, schemas, path)]
         pages[path] = importable("\n\n".join(text)) + "\n"
     return pages
+
+
+def title_of(family: str, said: str) -> str:
+    """The paper's name for its system, with which a package's docstring begins; else the package's name in words.
+
+    Args:
+        family: The package.
+        said: Its docstring.
+    """
+    system = re.match(r"((?:[A-Z][\w-]*)(?: [A-Z][\w-]*)*)(?=:| \()", said)
+    return system[1] if system else family.removeprefix("baselines.").replace(".", " ").capitalize()
 
 
 def family_of(target: str) -> str:

@@ -23,14 +23,14 @@ class Argument:
 
     Attributes:
         name: Its name.
-        type: Its type, as one would write it.
+        kind: Its type, as one would write it.
         default: Its default, as one would write it; "": it has none.
         meaning: What it is.
         nested: The dataclass that it holds, if any.
     """
 
     name: str
-    type: str
+    kind: str
     default: str
     meaning: str
     nested: type | None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
@@ -60,6 +62,29 @@ def address(path: str) -> str:
     inner = pure.relative_to("docs") if pure.parts[0] == "docs" else pure
     folder = inner.parent if inner.name == "README.md" else inner.with_suffix("")
     return f"{folder.as_posix().lower()}/index.html"
+
+
+def expanded(nav: Any, paths: Iterable[str]) -> Any:
+    """A navigation in which patterns are the files that they match.
+
+    Args:
+        nav: Of mkdocs.yml: lists of paths, or of mappings of a title to a path or a list; `reference/commands/*` stands
+            for a list of all files there.
+        paths: Files of the site.
+
+    Raises:
+        ValueError: A pattern matches no file.
+    """
+    if isinstance(nav, list):
+        return [expanded(entry, paths) for entry in nav]
+    if isinstance(nav, dict):
+        return {title: expanded(entry, paths) for title, entry in nav.items()}
+    if "*" not in nav:
+        return nav
+    found = sorted(fnmatch.filter(paths, nav))
+    if not found:
+        raise ValueError(f"nav: {nav} of mkdocs.yml matches no file of the site")
+    return found
 
 
 def clashes(paths: Iterable[str]) -> list[str]:

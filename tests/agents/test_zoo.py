@@ -64,7 +64,7 @@ def test_the_shipped_agent_of_sequences_beats_the_best_heuristics() -> None:
     """Kinds of traffic follow one another, for which a layout that stays and a threshold on prompts are best."""
     words = ["env=dp_tp", "experiment=nemotron_8b", "workload=sequence", "split=validation", TRAINED_ON]
     env = composed("compare", CompareConfig, words).environment.make()
-    names = ("zoo/dp_tp_sequence", "static_4x2", "prompt_threshold_tuned")
+    names = ("zoo/dp_tp_sequence", "static_4x2", "prompt_threshold_sequence_tuned")
     metrics = {
         name: [run_episode(env, load_policy(name), seed).metrics for seed in range(8)] for name in names
     }

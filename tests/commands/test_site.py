@@ -21,7 +21,7 @@ from serving_gym.runners.documentation.front_page import section, verdict
 from serving_gym.runners.documentation.pages import written_pages
 from serving_gym.runners.documentation.results import COLUMNS, Results, keep, stale
 from serving_gym.runners.documentation.schemas import arguments_of
-from serving_gym.runners.documentation.tree import address, clashes, shown_files
+from serving_gym.runners.documentation.tree import address, clashes, expanded, shown_files
 from tests.tiers import full_except
 
 ROOT = Path(__file__).parents[2]
@@ -63,9 +63,19 @@ def test_every_page_has_its_place_and_its_own_address(written: dict[str, str]) -
     paths = [*shown_files(), *written]
     assert clashes(paths) == []
     pages = {path for path in paths if path.endswith(".md")}
-    nav = list(in_nav(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    nav = list(in_nav(expanded(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"], pages)))
     assert len(nav) == len(set(nav))
-    assert set(nav) == pages
+    assert pages - set(nav) == set(), "give them a place in the navigation of mkdocs.yml"
+    assert set(nav) - pages == set(), "the navigation of mkdocs.yml names pages that there are not"
+
+
+def test_patterns_of_the_navigation_match_something() -> None:
+    assert expanded([{"A": "b/*"}, "c.md"], ["b/2.md", "c.md", "b/1.md"]) == [
+        {"A": ["b/1.md", "b/2.md"]},
+        "c.md",
+    ]
+    with pytest.raises(ValueError, match=r"nav: d/\* of mkdocs.yml matches no file"):
+        expanded(["d/*"], ["c.md"])
 
 
 def test_the_front_page_answers_with_kept_figures(written: dict[str, str]) -> None:
@@ -89,8 +99,14 @@ def test_references_name_every_command_policy_and_environment_argument(written: 
     shown = {path: text for path, text in written.items() if path.startswith("reference/commands/")}
     assert set(shown) == {f"reference/commands/{name}.md" for name in commands()}
     assert all(f"python -m runners.{Path(path).stem} " in text for path, text in shown.items())
+    assert (
+        "| `seeds=10` | episodes of each policy; the same episodes for all |"
+        in shown["reference/commands/compare.md"]
+    )
     policies = "\n".join(text for path, text in written.items() if path.startswith("reference/policies/"))
     assert "## `flying_serving`" in policies
+    assert "# Flying Serving\n" in policies
+    assert "REPRODUCTION.md#flying_serving" in policies
     assert "`saturation_tokens`" in policies
     parts = written["reference/configuration/environments.md"]
     assert "`ttft_s` | `float` |  | Longest time to the first token, s." in parts
@@ -154,8 +170,8 @@ def test_fields_must_be_described() -> None:
         arguments_of(Settings)
     Settings.__doc__ = f"{Settings.__doc__}    new: Whether.\n"
     known, other, new = arguments_of(Settings)
-    assert (known.meaning, known.default, known.type) == ("Of both.", "1", "int")
-    assert (other.meaning, other.default, other.type) == ("Of both.", "null", "float or null")
+    assert (known.meaning, known.default, known.kind) == ("Of both.", "1", "int")
+    assert (other.meaning, other.default, other.kind) == ("Of both.", "null", "float or null")
     assert (new.meaning, new.default) == ("Whether.", "false")
 
 
