@@ -32,6 +32,7 @@ from serving_gym.runners.speed.environments import env_steps, policies
 from serving_gym.runners.speed.measurement import Measurement
 from serving_gym.runners.speed.processes import first_answer, imports
 from serving_gym.runners.speed.routing import routers, routing_forks, routing_steps
+from serving_gym.runners.speed.serving import decisions
 from serving_gym.runners.speed.sharing import half_hour, sharing_steps
 from serving_gym.runners.speed.simulation import fork, oracle, scaling, simulate, week
 from serving_gym.runners.speed.training import training_steps
@@ -50,6 +51,7 @@ _MEASUREMENTS: dict[str, Callable[[BenchConfig], Iterable[Measurement]]] = {
     ),
     "train.steps_per_s": training_steps,
     "policy.us_per_decision": lambda config: (*policies(config), *routers(config)),
+    "serve.ms": decisions,
     "import.seconds": imports,
     "first_answer.seconds": first_answer,
     "stream.requests_per_s": scaling,

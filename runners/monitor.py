@@ -2,10 +2,13 @@
 
     python -m runners.monitor http://127.0.0.1:8000 http://127.0.0.1:8001 http://127.0.0.1:8300
     python -m runners.monitor backend.endpoints=[http://127.0.0.1:8000] duration_s=600
+    python -m runners.monitor http://127.0.0.1:8000 http://127.0.0.1:8300 log=runs/serve/DATE
     python -m runners.monitor http://127.0.0.1:8000 once=true
 
 An address is that of a server (its page of metrics is read: vLLM, SGLang and others) or of `runners.serve` (its
-`/v1/status` is read). A page that cannot be read is shown as stale with its reason.
+`/v1/status` is read). A page that cannot be read is shown as stale with its reason. `log` names the decision log of
+`runners.serve`: what the policy gains over the fallback rule is estimated from its newest decisions, again and again
+(see `runners.replay`).
 
 Ends with Ctrl-C, SIGTERM, or after `duration_s`; `once=true` reads twice, prints one frame and ends. Writes
 `readings.jsonl` (every reading, as it is read) and `summary.json`.
@@ -22,7 +25,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -35,6 +37,7 @@ from serving_gym.envs.live.http import HttpClient
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.live.attach import check_installed
 from serving_gym.runners.monitoring.frame import frame
+from serving_gym.runners.monitoring.gain import GainWatch
 from serving_gym.runners.monitoring.pages import Watched, read_all
 from serving_gym.runners.monitoring.summary import Summary
 from serving_gym.runners.reporting.output import write_json
@@ -69,6 +72,9 @@ class MonitorConfig:
         stale_after_s: Age from which a reading is stale, and longest time that a page may take, s.
         duration_s: Time after which it ends, s; None: when it is stopped.
         once: Whether to print one frame and end.
+        log: Decision log of `runners.serve`, or its run directory; None: no gain is estimated.
+        decisions: Newest decisions of the log from which the gain is estimated.
+        estimate_every_s: Time between two estimates, s.
     """
 
     out: str
@@ -77,9 +83,12 @@ class MonitorConfig:
     stale_after_s: float = 5.0
     duration_s: float | None = None
     once: bool = False
+    log: str | None = None
+    decisions: int = 2000
+    estimate_every_s: float = 30.0
 
     def __post_init__(self) -> None:
-        check_positive(self, "interval_s", "stale_after_s", "duration_s")
+        check_positive(self, "interval_s", "stale_after_s", "duration_s", "estimate_every_s", "decisions")
 
 
 @command("monitor", MonitorConfig)
@@ -87,7 +96,10 @@ def _monitor(config: MonitorConfig, out: Path) -> None:
     """Runs the command."""
     check_installed()
     urls = check_endpoints(config.backend.endpoints, config.backend.allow_remote)
-    asyncio.run(_watch(config, [Watched(url) for url in urls], out))
+    gain = None
+    if config.log is not None:
+        gain = GainWatch(Path(config.log), config.decisions, config.estimate_every_s)
+    asyncio.run(_watch(config, [Watched(url) for url in urls], gain, out))
     print_results_in(out)
 
 
@@ -99,7 +111,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return _monitor([*rest, *([f"backend.endpoints=[{','.join(urls)}]"] if urls else [])])
 
 
-async def _watch(config: MonitorConfig, watched: list[Watched], out: Path) -> None:
+async def _watch(config: MonitorConfig, watched: list[Watched], gain: GainWatch | None, out: Path) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
@@ -107,6 +119,9 @@ async def _watch(config: MonitorConfig, watched: list[Watched], out: Path) -> No
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     summary, begun_s = Summary(), time.monotonic()
+    estimating = None
+    if gain is not None:
+        estimating = asyncio.create_task(gain.follow())
     within_s = min(config.stale_after_s, max(config.interval_s, 1.0))
     try:
         async with HttpClient({each.url: config.backend.access for each in watched}) as client:
@@ -122,23 +137,26 @@ async def _watch(config: MonitorConfig, watched: list[Watched], out: Path) -> No
                     readings.write(json.dumps(to_jsonable(row), allow_nan=False) + "\n")
                     readings.flush()
                     title = f"{time.strftime('%H:%M:%S')}, watched for {now_s - begun_s:.0f} s"
-                    live.update(frame(watched, now_s, config.stale_after_s, title), refresh=True)
-                    if _is_over(config, summary.rounds, now_s - begun_s):
+                    live.update(
+                        frame(watched, now_s, config.stale_after_s, title, gain.sentences if gain else ()),
+                        refresh=True,
+                    )
+                    if _is_over(config, summary.rounds, now_s - begun_s, gain):
                         break
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(stopped.wait(), max(due_s - time.monotonic(), 0.0))
                     if stopped.is_set():
                         break
     finally:
-        write_json(out / "summary.json", summary.result(watched, time.monotonic() - begun_s, _NO_GAINS))
+        if estimating is not None:
+            estimating.cancel()
+        seconds, found = time.monotonic() - begun_s, gain.found if gain else {}
+        write_json(out / "summary.json", summary.result(watched, seconds, found))
 
 
-_NO_GAINS: tuple[Any, ...] = ()
-
-
-def _is_over(config: MonitorConfig, rounds: int, seconds: float) -> bool:
+def _is_over(config: MonitorConfig, rounds: int, seconds: float, gain: GainWatch | None) -> bool:
     if config.once and rounds >= 2:  # two readings, so that there are tokens a second
-        return True
+        return gain is None or gain.is_ready
     return config.duration_s is not None and seconds >= config.duration_s
 
 

@@ -4,12 +4,12 @@
     python -m runners.replay runs/logged policies=[preserve,zoo/routing]
     python -m runners.replay runs/serve/DATE/decisions.jsonl policies=[jsq,preserve] cluster=fleet_h100_x4
 
-The log is that of `runners.serve` or of `runners.evaluate log_states=true`, of env=routing; environment and cluster are
-those of its run unless words say otherwise. The cost of a request is TTFT / SLO + TPOT / SLO, at most `most_cost`. For
-each policy its mean is estimated by importance weights and by a doubly robust estimate (`runners.replaying.estimate`),
-with 95 % intervals. Weights need a log with random decisions: `explore` of `runners.evaluate`, or a canary of
-`runners.serve`. Both estimates change one decision at a time; `twin=true` serves the same arrivals in simulation with
-each policy from beginning to end.
+The log is that of `runners.serve`, of any environment, or of `runners.evaluate log_states=true`, of env=routing;
+environment and cluster are those of its run unless words say otherwise. In env=routing the cost of a request is
+TTFT / SLO + TPOT / SLO, at most `most_cost`. For each policy its mean is estimated by importance weights and by a
+doubly robust estimate (`runners.replaying.estimate`), with 95 % intervals. Weights need a log with random decisions:
+`explore` of `runners.evaluate`, or a canary of `runners.serve`. Both estimates change one decision at a time;
+`twin=true` serves the same arrivals in simulation with each policy from beginning to end.
 
 Writes `replay.json`, `choices.parquet` (one row a decision) and `requests_of_log.parquet` (the requests that the twin
 of a serving process serves).
@@ -23,29 +23,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from hydra.core.hydra_config import HydraConfig
 
 from serving_gym.baselines.policy import Policy
 from serving_gym.calibration.fields import check_at_least, check_positive
 from serving_gym.calibration.lookup import check_choice
-from serving_gym.envs.registration import Environment
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.configuration.policies import load_policies, load_policy
 from serving_gym.runners.configuration.schema import EnvironmentConfig
-from serving_gym.runners.replaying.choices import Choices, choices_of
-from serving_gym.runners.replaying.estimate import MODELS, Logged, Settings, estimates
-from serving_gym.runners.replaying.log import UNKNOWN, Log, log_file, read_log
-from serving_gym.runners.replaying.outcomes import Outcomes, recorded_outcomes, seen_outcomes
+from serving_gym.runners.replaying.analysis import Analysis
+from serving_gym.runners.replaying.estimate import MODELS, Settings
+from serving_gym.runners.replaying.log import UNKNOWN, log_file
 from serving_gym.runners.replaying.recording import Exploring
 from serving_gym.runners.replaying.setting import Run, names_setting, run_of
 from serving_gym.runners.replaying.twin import LOGGED, recorded_twin, run_twin, seen_twin
 from serving_gym.runners.reporting.output import write_json, write_parquet
 from serving_gym.runners.reporting.tables import print_results_in, print_table
-
-ANSWERED, FALLBACK = "policy as served", "fallback as served"
-_FEWEST = 50  # decisions with a known cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +74,6 @@ class ReplayConfig(EnvironmentConfig):
         check_positive(self, "clip", "most_cost", finite=True)
         check_at_least(self, 1, "decisions")
         check_at_least(self, 0, "seed")
-        if self.env["name"] != "routing":
-            raise ValueError(f"env={self.env['name']} cannot be replayed; env=routing can")
 
 
 @command("replay", ReplayConfig)
@@ -92,22 +84,20 @@ def _replay(config: ReplayConfig, out: Path) -> None:
     environment = config.environment
     if run.environment is not None and not names_setting(HydraConfig.get().overrides.task):
         environment = run.environment
-    if environment.name != "routing":
-        raise ValueError(f"log={config.log} is of env={environment.name}; env=routing is replayed")
     env: Any = environment.make().unwrapped
-    spec, most = env.policy_spec, config.most_cost
-    policies = load_policies(config.policies, env, "routing")
-    log = read_log(file, len(spec.fleet), spec.slos, env.config.num_rows, config.decisions)
-    outcomes = _outcomes(log, run, spec.slos, most)
-    choices = choices_of(policies, log, env, config.seed)
-    actions = choices.actions | _served(log)
-    found: dict[str, Any] = _header(log, outcomes, environment, choices)
-    found |= _estimates(config, log, outcomes, choices, actions)
+    policies = load_policies(config.policies, env, environment.name)
+    analysis = Analysis.of(
+        file, run, environment, env, policies, config.most_cost, config.decisions, config.seed
+    )
+    found = analysis.header() | analysis.estimates(Settings(config.model, config.clip, config.seed))
     if config.twin:
-        found["twin"] = _twin(config, environment, env, run, log, outcomes, policies, out)
+        found["twin"] = _twin(config, analysis, run, policies, out)
     write_json(out / "replay.json", found)
-    columns = {"episode": log.episode, "index": log.index, "taken": log.taken, "propensity": log.propensity}
-    write_parquet(out / "choices.parquet", pd.DataFrame(columns | {"cost": outcomes.cost} | actions))
+    log = analysis.log
+    columns = {"episode": log.episode, "now_s": log.now_s, "taken": log.taken, "propensity": log.propensity}
+    if len(log.index):
+        columns |= {"index": log.index, "cost": analysis.outcomes.cost}
+    write_parquet(out / "choices.parquet", pd.DataFrame(columns | analysis.actions))
     _print(found)
     print_results_in(out)
 
@@ -120,93 +110,25 @@ def main(words: Sequence[str] | None = None) -> int:
     return _replay([*rest, *(f"log={log}" for log in logs)])
 
 
-def _outcomes(log: Log, run: Run, slos: Sequence[Any], most: float) -> Outcomes:
-    if run.requests is not None and "seed" in run.requests and (log.seed != UNKNOWN).all():
-        return recorded_outcomes(log, run.requests, slos, most)
-    return seen_outcomes(log, slos, most)
-
-
-def _served(log: Log) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
-    """What a serving process wrote down: its policy's answers, and the fallback rule's choices."""
-    if (log.fallback == UNKNOWN).all():
-        return {}
-    return {ANSWERED: log.answered, FALLBACK: log.fallback}
-
-
-def _header(log: Log, outcomes: Outcomes, environment: Environment, choices: Choices) -> dict[str, Any]:
-    known = ~np.isnan(outcomes.cost)
-    return {
-        "env": environment.name,
-        "logged_policies": list(log.policies),
-        "decisions": len(log),
-        "episodes": int(log.episode.max()) + 1,
-        "with_cost": int(known.sum()),
-        "cost": {"mean": float(outcomes.cost[known].mean()) if known.any() else None,
-                 "most": outcomes.most, "capped": outcomes.capped, "source": outcomes.source},
-        "random_decisions": int((log.propensity < 1.0 - 1e-9).sum()),
-        "skipped_lines": log.skipped,
-        "cut_off": log.cut_off,
-        "failures": choices.failures,
-    }  # fmt: skip
-
-
-def _estimates(
-    config: ReplayConfig, log: Log, outcomes: Outcomes, choices: Choices, actions: Mapping[str, Any]
-) -> dict[str, Any]:
-    used = ~np.isnan(outcomes.cost) & (log.taken != UNKNOWN)
-    agreement = {
-        name: float((chosen == log.taken)[log.taken != UNKNOWN].mean())
-        if (log.taken != UNKNOWN).any()
-        else None
-        for name, chosen in actions.items()
-    }
-    if used.sum() < _FEWEST:
-        note = (
-            f"Only {used.sum()} decisions have a known action and cost; an estimate needs at least {_FEWEST}."
-        )
-        return {
-            "policies": {name: {"agreement": share} for name, share in agreement.items()},
-            "note": note,
-        }
-    chosen = {}
-    for name, action in actions.items():
-        known = np.where(
-            action == UNKNOWN, log.taken, action
-        )  # where a policy failed, the log's own action stays
-        chosen[name] = known[used], choices.features(log, known)[used]
-    logged = Logged(
-        outcomes.cost[used],
-        log.taken[used],
-        log.propensity[used],
-        log.episode[used],
-        choices.features(log, log.taken)[used],
-    )
-    found = estimates(logged, chosen, Settings(config.model, config.clip, config.seed))
-    return {"policies": {name: found[name] | {"agreement": agreement[name]} for name in actions}, "note": ""}
-
-
 def _twin(
-    config: ReplayConfig,
-    environment: Environment,
-    env: Any,
-    run: Run,
-    log: Log,
-    outcomes: Outcomes,
-    policies: Mapping[str, Policy],
-    out: Path,
+    config: ReplayConfig, analysis: Analysis, run: Run, policies: Mapping[str, Policy], out: Path
 ) -> dict[str, Any]:
-    slos = env.policy_spec.slos
+    """Mean costs of the policies in simulation, on the log's requests."""
+    log, env, environment = analysis.log, analysis.env, analysis.environment
+    if environment.name != "routing":
+        return {"described": "", "why_not": "it serves requests of env=routing"}
     try:
         if run.policy is not None and (log.seed != UNKNOWN).all():
-            own = load_policy(run.policy, "routing")
-            baseline: Any = Exploring(own, run.explore, env.config.num_rows)
+            baseline = Exploring(load_policy(run.policy, "routing"), run.explore, env.config.num_rows)
             baseline.name = log.policies[0]
             twin = recorded_twin(environment, sorted(set(log.seed.tolist())), baseline)
         else:
-            twin = seen_twin(environment, env.core.classes, log, outcomes, out / "requests_of_log.parquet")
+            file = out / "requests_of_log.parquet"
+            twin = seen_twin(environment, env.core.classes, log, analysis.outcomes, file)
     except ValueError as error:
         return {"described": "", "why_not": str(error)}
-    return {"described": twin.described, "policies": run_twin(twin, policies, slos, config.most_cost)}
+    found = run_twin(twin, policies, env.policy_spec.slos, config.most_cost)
+    return {"described": twin.described, "policies": found}
 
 
 def _print(found: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.reporting.output import write_json
 from serving_gym.runners.reporting.tables import print_results_in
 from serving_gym.runners.serving.config import ServeConfig
-from serving_gym.runners.serving.protocols import listeners_of
+from serving_gym.runners.serving.listeners import listeners_of
 from serving_gym.runners.serving.service import PolicyService
 from serving_gym.runners.serving.wire import schema_of
 
@@ -54,13 +54,18 @@ async def _serve(service: PolicyService) -> None:
     started = []
     reading: set[asyncio.Task[None]] = set()
     try:
-        await service.start()
+        starting, stopping = loop.create_task(service.start()), loop.create_task(stopped.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            return
+        starting.result()
         for protocol, listener in listeners.items():
             address = await listener.start()
             started.append(listener)
             print(f"{service.host.policy.name} answers {protocol} at {address}", flush=True)
         loop.add_signal_handler(signal.SIGHUP, lambda: reading.add(loop.create_task(_read_anew(service))))
-        await stopped.wait()
+        await stopping
     finally:
         for listener in reversed(started):
             await listener.stop()

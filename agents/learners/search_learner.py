@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,7 +33,7 @@ from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.base.vector_env import MAX_SEED
 
 FloatArray = NDArray[np.float64]
-PARAMETERS, STATE = "parameters.json", "search.pkl"
+PARAMETERS, STATE, PICKLED = "parameters.json", "search.json", "search.pkl"
 _STREAM = 0x5EA2C
 
 
@@ -226,6 +225,7 @@ class SearchLearner(Learner):
         self.reference = None if reference is None else make_teacher(reference, "agent.reference")
         if config.start is not None:
             self.candidates.start = _parameters_of(config.start["path"], task.env, len(self.candidates.start))
+        self._told: list[list[float]] = []  # returns of each round's candidates
         self.search: ARSSearch | CMASearch
         if isinstance(config, ARSConfig):
             self.search = ARSSearch(config, self.candidates.start, self.rng)
@@ -236,13 +236,21 @@ class SearchLearner(Learner):
     def improve(self, budget: Budget) -> dict[str, float]:
         """One population."""
         self._budget = budget
-        seeds = self.rng.integers(MAX_SEED, size=self.config.episodes).tolist()
-        tried = self.search.ask()
+        seeds, tried = self._ask()
         policies = (self.candidates.policy(each, self.config.name) for each in tried)
         returns = np.array([self.stage.returns(policy, seeds) for policy in policies])
-        self.search.tell(tried, self._counted(returns, seeds).mean(axis=1))
+        self._tell(tried, self._counted(returns, seeds).mean(axis=1))
         means = returns.mean(axis=1)
         return {"mean_return": float(means.mean()), "best_return": float(means.max())}
+
+    def _ask(self) -> tuple[list[int], list[FloatArray]]:
+        """Seeds and candidates of a round."""
+        seeds: list[int] = self.rng.integers(MAX_SEED, size=self.config.episodes).tolist()
+        return seeds, self.search.ask()
+
+    def _tell(self, tried: list[FloatArray], returns: FloatArray) -> None:
+        self.search.tell(tried, returns)
+        self._told.append(returns.tolist())
 
     def _counted(self, returns: FloatArray, seeds: list[int]) -> FloatArray:
         """Returns, (candidates, episodes), plain, or divided by those of the reference or of the initial parameters."""
@@ -264,13 +272,28 @@ class SearchLearner(Learner):
         (folder / PARAMETERS).write_text(text, encoding="utf-8")
 
     def save_training(self, folder: Path) -> None:
-        """Writes the state of the search and of its random generator."""
-        (folder / STATE).write_bytes(pickle.dumps(self.search))
+        """Writes the returns of every round, from which the search is repeated, and the mean that it comes to."""
+        text = json.dumps({"returns": self._told, "mean": self.search.mean.tolist()})
+        (folder / STATE).write_text(text, encoding="utf-8")
 
     def restore(self, folder: Path) -> None:
-        """Restores the training state."""
-        self.search = pickle.loads((folder / STATE).read_bytes())  # of this user's own run directory
-        self.rng = self.search.rng
+        """Repeats the search with the returns that were written.
+
+        Raises:
+            ValueError: they are of an earlier version, which pickled them, or lead to another mean than they did.
+        """
+        if not (folder / STATE).is_file() and (folder / PICKLED).is_file():
+            raise ValueError(
+                f"{folder / PICKLED} is a pickle of an earlier version, which is not read; begin the training anew"
+            )
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        for returns in state["returns"]:
+            _, tried = self._ask()
+            self._tell(tried, np.array(returns))
+        if self.search.mean.tolist() != state["mean"]:
+            raise ValueError(
+                f"{folder / STATE} was written by another version of this package or of cma; begin the training anew"
+            )
 
 
 def _candidates(config: SearchConfig, env: str, observation: Any, action: Any) -> Candidates:

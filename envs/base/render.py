@@ -162,11 +162,11 @@ class BaseRenderer(Generic[State]):
         return timeline, nice(float(counts.max()) / timeline.bin_s)
 
     def _expected_end_s(self, workload: Workload) -> float:
-        """When the last request ends if each takes as long as its SLO allows, seconds."""
+        """When most have ended if a request takes as long as its SLO allows, seconds."""
         slos = self.episode.slos
         limits = np.array([(slo.ttft_s, slo.tpot_s) for slo in slos])[workload.class_id]
         allowed_s = limits[:, 0] + limits[:, 1] * (workload.output_tokens - 1)
-        return max(last_arrival_s(workload, slos), float((workload.arrival_s + allowed_s).max()))
+        return last_arrival_s(workload, slos) + float(np.median(allowed_s))
 
     # -- text ----------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,24 +78,22 @@ class Access:
         return context
 
 
-def access_by_url(urls: Sequence[str], access: Access, access_of: Mapping[str, Access]) -> dict[str, Access]:
+def access_by_url(urls: Sequence[str], access: Access, access_of: Sequence[Access]) -> dict[str, Access]:
     """The access to each server.
 
     Args:
         urls: the servers.
-        access: of those without their own.
-        access_of: of single servers, by number from 0 or by address.
+        access: of all of them.
+        access_of: instead of each, in their order; empty: none has its own.
 
     Raises:
-        ValueError: a key of `access_of` is neither.
+        ValueError: there are not as many as servers.
     """
-    for key in access_of:
-        if key not in urls and not (key.isdecimal() and int(key) < len(urls)):
-            raise ValueError(
-                f"backend.access_of has {key!r}, which is no endpoint; allowed are 0 to {len(urls) - 1} "
-                f"and {', '.join(urls)}"
-            )
-    return {url: access_of.get(str(n), access_of.get(url, access)) for n, url in enumerate(urls)}
+    if access_of and len(access_of) != len(urls):
+        raise ValueError(
+            f"backend.access_of must have an entry for each of {len(urls)} servers, or none; got {len(access_of)}"
+        )
+    return dict(zip(urls, access_of or [access] * len(urls), strict=True))
 
 
 def _value_of(value: str, name: str) -> str:

@@ -52,9 +52,11 @@ class Health:
     """Judges servers. Lives in the loop's thread; all times are monotonic seconds.
 
     A server is hung if it has not answered anything for `hung_after_s`, has said for so long that it is not well, or
-    has requests and neither sends a token nor changes its metrics for three times as long. It is back after two good
-    readings in a row, and one that made no progress not before its metrics change. A server that fails three requests
-    in a row is ejected for a second, and twice as long each time that its first request afterwards fails.
+    has requests and makes no progress for three times as long: it sends no token, and neither its counters of tokens
+    and preemptions nor its KV usage change, as they do in a long prefill. That requests come and go is no progress. It
+    is back after two good readings in a row, and one that made no progress not before it makes some. A server that
+    fails three requests in a row is ejected for a second, and twice as long each time that its first request afterwards
+    fails.
 
     Args:
         urls: servers, for messages.
@@ -91,8 +93,7 @@ class Health:
         if gauges is None:
             state.good = 0
             return
-        changed = gauges != state.gauges
-        if changed or gauges.num_requests == 0:
+        if _work_done(gauges) != _work_done(state.gauges) or gauges.num_requests == 0:
             state.progress_s = now_s
         state.gauges = gauges
         state.good += 1
@@ -173,5 +174,10 @@ class Health:
         stuck_s = STUCK_FACTOR * self.hung_after_s
         told = state.gauges.num_requests is not None and state.gauges.generation_tokens is not None
         if told and in_flight and now_s - state.progress_s > stuck_s:
-            return f"it has requests, and has sent no token and changed no metric for {stuck_s:g} s"
+            return f"it has requests, and has sent no token and counted none for {stuck_s:g} s"
         return ""
+
+
+def _work_done(gauges: Gauges) -> tuple[float | None, ...]:
+    """What an engine that works changes."""
+    return gauges.kv_usage_ratio, gauges.preemptions, gauges.prompt_tokens, gauges.generation_tokens

@@ -154,3 +154,4 @@ class DrivesServers:
     def close(self) -> None:
         """Disconnects from the servers; servers launched for the environment are stopped."""
         self.fleet.close()
+        super().close()  # type: ignore[misc]

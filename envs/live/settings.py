@@ -31,7 +31,7 @@ class LiveSettings:
         max_model_len: Longest request, prompt and answer, tokens; None: that of the servers. Of launched servers it is
             their `--max-model-len`, with None the limit of the tiny Llama; of others a lower limit than their own.
         access: API key, headers and TLS of all endpoints.
-        access_of: The same of single endpoints, by number from 0 or by address.
+        access_of: The same of each endpoint by itself, in their order; empty: `access` is that of all.
     """
 
     endpoints: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class LiveSettings:
     allow_remote: bool = False
     max_model_len: int | None = None
     access: Access = field(default_factory=Access)
-    access_of: dict[str, Access] = field(default_factory=dict)
+    access_of: tuple[Access, ...] = ()
 
     def __post_init__(self) -> None:
         check_positive(

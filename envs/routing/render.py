@@ -145,6 +145,9 @@ def _kv(row: np.void) -> float:
 
 
 def _columns(area: Area, number: int) -> int:
-    """Columns of a grid of boxes that are wider than high."""
+    """Columns of a grid of boxes that are wider than high, with few places left empty."""
     wanted = math.sqrt(number * _ASPECT * area.width / max(area.height, 1.0))
-    return min(max(round(wanted), 1), number)
+    near = [columns for columns in range(1, number + 1) if abs(columns - wanted) <= 1.0 + wanted / 10] or [
+        number
+    ]
+    return min(near, key=lambda columns: (-(-number // columns) * columns - number, abs(columns - wanted)))

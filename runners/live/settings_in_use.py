@@ -60,6 +60,7 @@ def check_used(backend: BackendConfig, env: str) -> None:
         reasons |= dict.fromkeys(_OF_LAUNCHED, "it is for servers that backend.launch=true starts")
     else:
         reasons["allow_remote"] = "launched servers listen on the loopback interface"
+        reasons["model"] = "launched servers serve one model (backend.serves)"
     usual = BackendConfig()
     where = f"with env={env}" if env else "here"
     for name, reason in reasons.items():

@@ -56,7 +56,7 @@ class Summary:
             rows.append(row)
         return {"at_s": now_s - begun_s, "servers": rows}
 
-    def result(self, watched: Sequence[Watched], seconds: float, gains: Sequence[Any]) -> dict[str, Any]:
+    def result(self, watched: Sequence[Watched], seconds: float, gain: dict[str, Any]) -> dict[str, Any]:
         """The content of `summary.json`."""
         return {
             "seconds": seconds,
@@ -68,7 +68,7 @@ class Summary:
                 if each.kind == POLICY
             },
             "never_read": {each.url: each.problem for each in watched if not each.kind},
-            "gains": list(gains),
+            "gain": gain,
         }
 
     def _engine(self, watched: Watched) -> dict[str, Any]:

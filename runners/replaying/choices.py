@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.policy import Policy
-from serving_gym.envs.interface.policy_spec import PolicySpec
-from serving_gym.envs.routing.action import decode_action, encode_action
-from serving_gym.envs.routing.observation import StateEncoder
-from serving_gym.envs.routing.state import RoutingState
-from serving_gym.runners.replaying.log import UNKNOWN, Log
+from serving_gym.runners.replaying.log import UNKNOWN, Coder, Log
 
 Floats = NDArray[np.float64]
 
@@ -24,10 +19,10 @@ class Choices:
     """Choices of policies in the logged states.
 
     Attributes:
-        actions: By policy (N,), action of the action space; UNKNOWN: the policy failed, or chose no possible place.
+        actions: By policy (N,), numbers of its actions; UNKNOWN: it failed, or chose what is not possible.
         failures: By policy, the first error and how often there was one.
         observations: The observation of each state.
-        places: Rows for places.
+        places: Rows for places of routing.
     """
 
     actions: dict[str, NDArray[np.int64]]
@@ -36,7 +31,7 @@ class Choices:
     places: int
 
     def features(self, log: Log, actions: NDArray[np.int64]) -> Floats:
-        """Features of an action in each state, (N, features).
+        """Features of an action of routing in each state, (N, features).
 
         They are the observation's row of the chosen place, the same relative to the mean of the places that could be
         chosen, the observation's other parts, the place's number and whether it is one at all.
@@ -61,7 +56,7 @@ class Choices:
         return np.array(rows, np.float64)
 
 
-def choices_of(policies: Mapping[str, Policy], log: Log, env: Any, seed: int) -> Choices:
+def choices_of(policies: Mapping[str, Policy], log: Log, coder: Coder, seed: int) -> Choices:
     """Asks policies in every logged state, in order; each episode begins with a reset.
 
     A policy sees the states that the logged decisions led to, not those that its own would have led to.
@@ -69,26 +64,25 @@ def choices_of(policies: Mapping[str, Policy], log: Log, env: Any, seed: int) ->
     Args:
         policies: By name.
         log: The log.
-        env: The routing environment of the log's setting.
+        coder: Numbers of actions.
         seed: Of the policies, where the log has none.
     """
-    spec: PolicySpec = env.policy_spec
-    config = env.config
-    encoder = StateEncoder(env.core.engines, spec.slos, config.scales, config.num_rows, config.admission)
+    served = coder.served
     actions = {name: np.full(len(log), UNKNOWN, np.int64) for name in policies}
     failed: dict[str, list[str]] = {name: [] for name in policies}
     observations = []
     for row, state in enumerate(log.states):
         if row == 0 or log.episode[row] != log.episode[row - 1]:
-            encoder.reset()
+            served.reset()
             own = seed if log.seed[row] == UNKNOWN else int(log.seed[row])
             for policy in policies.values():
-                policy.reset(spec, own)
-        observation, _ = encoder.encode(state)
+                policy.reset(served.spec, own)
+        observation = served.observe(state)
         observations.append(observation)
         for name, policy in policies.items():
             try:
-                actions[name][row] = _checked(policy.act(observation, state), state, config.num_rows)
+                decision = served.decision(policy.act(observation, state), state)
+                actions[name][row] = coder.code(served.wire.write_action(decision))
             except Exception as error:  # noqa: BLE001 -- whatever a policy does, the others are replayed
                 failed[name].append(f"{type(error).__name__}: {error}")
     failures = {
@@ -96,13 +90,4 @@ def choices_of(policies: Mapping[str, Policy], log: Log, env: Any, seed: int) ->
         for name, reasons in failed.items()
         if reasons
     }
-    return Choices(actions, failures, observations, config.num_rows)
-
-
-def _checked(action: Any, state: RoutingState, num_rows: int) -> int:
-    chosen = encode_action(
-        decode_action(int(action) if isinstance(action, np.integer) else action, num_rows), num_rows
-    )
-    if chosen < num_rows and not (0 <= chosen < len(state.can_take) and state.can_take[chosen]):
-        raise ValueError(f"place {chosen} cannot take the request")
-    return chosen
+    return Choices(actions, failures, observations, coder.num_rows or 0)

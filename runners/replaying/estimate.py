@@ -78,7 +78,10 @@ class Logged:
 
 
 def estimates(
-    logged: Logged, chosen: Mapping[str, tuple[NDArray[np.int64], Floats]], settings: Settings
+    logged: Logged,
+    chosen: Mapping[str, tuple[NDArray[np.int64], Floats]],
+    settings: Settings,
+    versus: str | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Estimates for each policy.
 
@@ -86,20 +89,49 @@ def estimates(
         logged: The log.
         chosen: By policy, its actions (N,) and their features (N, F).
         settings: How.
+        versus: One of the policies, over which the others' gains are estimated too; None: over the log alone.
 
     Returns:
         By policy: `agreement`, mean costs by `value`, gains over the log as shares of its mean cost by `gain`, each of
         `ips`, `direct` and `doubly_robust` with `ci95`; `effective_sample_size`, `clipped`, `supported_ratio`, and
         `note`, a sentence where the estimate rests on the model. `ips` is None where the log is deterministic.
+        `over` has the doubly robust gain over the policy `versus`.
     """
     own, predicted = _cross_fitted(
         logged, {name: features for name, (_, features) in chosen.items()}, settings
     )
     blocks = _Bootstrap(logged.episode, settings.seed)
-    return {
+    found = {
         name: _estimate(logged, actions, own, predicted[name], blocks, settings.clip)
         for name, (actions, _) in chosen.items()
     }
+    if versus is not None:
+        ones = np.ones_like(logged.cost)
+        values = {
+            name: _corrected(logged, actions, own, predicted[name], settings.clip)
+            for name, (actions, _) in chosen.items()
+        }
+        for name, entry in found.items():
+            value, interval = blocks.ratio(values[name], ones, values[versus])
+            entry["over"] = {
+                "policy": versus,
+                "mean": 1.0 - value / float(values[versus].mean()),
+                "ci95": interval,
+            }
+    return found
+
+
+def _corrected(
+    logged: Logged, actions: NDArray[np.int64], own: Floats, predicted: Floats, clip: float
+) -> Floats:
+    """The doubly robust estimate of each decision's cost, (N,)."""
+    return predicted + np.minimum(_weights(logged, actions), clip) * (logged.cost - own)
+
+
+def _weights(logged: Logged, actions: NDArray[np.int64]) -> Floats:
+    """Importance weights, (N,); 0 where the propensity is not known."""
+    agrees = (actions == logged.taken) & ~np.isnan(logged.propensity)
+    return np.divide(1.0, logged.propensity, out=np.zeros(len(agrees)), where=agrees)
 
 
 def _estimate(
@@ -110,11 +142,10 @@ def _estimate(
     blocks: _Bootstrap,
     clip: float,
 ) -> dict[str, Any]:
-    agrees = actions == logged.taken
-    exact = np.where(agrees & ~np.isnan(logged.propensity), 1.0 / logged.propensity, 0.0)
+    exact = _weights(logged, actions)
     weights = np.minimum(exact, clip)
     cost, mean = logged.cost, float(logged.cost.mean())
-    corrected = predicted + weights * (cost - own)
+    corrected = _corrected(logged, actions, own, predicted, clip)
     known = ~np.isnan(logged.propensity)
     supported = min(float(exact[known].mean()), 1.0) if known.any() else 0.0
     parts: dict[str, Any] = {
@@ -125,7 +156,7 @@ def _estimate(
         else blocks.ratio(weights * cost, weights, cost),
     }
     return {
-        "agreement": float(agrees.mean()),
+        "agreement": float((actions == logged.taken).mean()),
         "value": {key: None if part is None else part[0] for key, part in parts.items()},
         "gain": {
             key: None if part is None else {"mean": 1.0 - part[0] / mean, "ci95": part[1]}
@@ -139,6 +170,10 @@ def _estimate(
 
 
 def _note(logged: Logged, supported: float) -> str:
+    if np.isnan(logged.propensity).all():
+        return (
+            "The log does not tell how likely its decisions were, so the estimate rests on the model alone."
+        )
     if logged.is_deterministic:
         return (
             f"The log has no random decisions, so for the {1.0 - supported:.0%} of choices that differ from it the "
@@ -238,12 +273,12 @@ class _Bootstrap:
             self._parts.append((rows, length, starts))
 
     def ratio(self, above: Floats, below: Floats, cost: Floats) -> tuple[float, tuple[float, float]]:
-        """Sum of `above` over that of `below`, and the interval of its gain over the mean cost of the log.
+        """Sum of `above` over that of `below`, and the interval of its gain over a mean cost.
 
         Args:
             above: (N,), numerator.
             below: (N,), denominator.
-            cost: (N,), costs of the log.
+            cost: (N,), costs whose mean it is compared with.
         """
         columns = np.stack([above, below, cost, np.ones_like(cost)])
         sums = sum(self._sums(columns[:, rows], length, starts) for rows, length, starts in self._parts)

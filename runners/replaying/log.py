@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,30 +12,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.routing.action import DEFER, HOLD, REJECT
-from serving_gym.envs.routing.state import RoutingState
 from serving_gym.runners.replaying.recording import STATES_FILE, VERSION
-from serving_gym.runners.serving.wire import state_from_json
+from serving_gym.runners.serving.decision_log import FILE
+from serving_gym.runners.serving.host import agrees
+from serving_gym.runners.serving.served import ServedEnvironment
 
 UNKNOWN = -1
-_NAMES = (STATES_FILE, "decisions.jsonl")
+_NAMES = (STATES_FILE, FILE)
 _KINDS = {"hold": HOLD, "reject": REJECT, "defer": DEFER}
 _NEEDED = ("env", "state", "action")
+_MOST_ROTATED = 99
 
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """Decisions about requests, in the order of the file.
+    """Logged decisions, in the order of the file.
+
+    Actions are numbers: in routing those of the action space, else those that `Coder` gives.
 
     Attributes:
         policies: Names of the policies that decided, in order of appearance.
         states: (N,), what was known at each.
         episode: (N,), number of the episode: it changes with the seed, and where the clock goes back.
         seed: (N,), seed of the episode, UNKNOWN where there is none.
-        index: (N,), the request's row or number.
+        index: (N,), in routing the request's row or number.
         arrival_s: (N,), its arrival, s.
-        taken: (N,), action of the action space that was carried out, or UNKNOWN.
+        now_s: (N,), time of the decision, s.
+        taken: (N,), action that was carried out, or UNKNOWN.
         answered: (N,), action that the policy answered.
         fallback: (N,), action of the fallback rule, or UNKNOWN.
         propensity: (N,), probability with which `taken` was taken; NaN: unknown.
@@ -43,11 +48,12 @@ class Log:
     """
 
     policies: tuple[str, ...]
-    states: list[RoutingState]
+    states: list[Any]
     episode: NDArray[np.int64]
     seed: NDArray[np.int64]
     index: NDArray[np.int64]
     arrival_s: NDArray[np.float64]
+    now_s: NDArray[np.float64]
     taken: NDArray[np.int64]
     answered: NDArray[np.int64]
     fallback: NDArray[np.int64]
@@ -84,61 +90,113 @@ def _has_states(file: Path) -> bool:
         return '"state"' in lines.readline()
 
 
-def read_log(file: Path, num_places: int, slos: Sequence[SLO], num_rows: int, most: int) -> Log:
-    """Reads a log of the routing environment.
+class Coder:
+    """Numbers of actions, so that they can be compared.
+
+    Args:
+        served: The environment.
+    """
+
+    def __init__(self, served: ServedEnvironment) -> None:
+        self.served = served
+        self.num_rows = int(served.env.config.num_rows) if served.name == "routing" else None
+        self._known: dict[str, int] = {}
+
+    def code(self, value: Any, is_known: bool = True) -> int:
+        """The number of an action in the wire form, or UNKNOWN.
+
+        Args:
+            value: The action.
+            is_known: Whether null is an action: leave all as it is.
+        """
+        if self.num_rows is not None:
+            return routed(value, self.num_rows)
+        if value is None and not is_known:
+            return UNKNOWN
+        return self._known.setdefault(json.dumps(value, sort_keys=True), len(self._known))
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """How a serving process decided whose choice is followed.
+
+    Attributes:
+        mode: live, shadow or canary; empty: not known.
+        share: Share of its own choices in canary mode.
+    """
+
+    mode: str = ""
+    share: float = 0.0
+
+    def propensity(self, line: dict[str, Any]) -> float:
+        """Probability of the decision that was taken, given what policy and front end chose; NaN: not known."""
+        told = line.get("propensity")
+        if "by" not in line:  # of a recorded run, which tells that of the decision taken
+            return np.nan if told is None else float(told)
+        applied, chosen = bool(line.get("applied")), line.get("chosen")
+        answer = line["action"] if line["by"] == "policy" else line.get("fallback")
+        if self.mode == "canary":
+            if chosen is None and not applied:
+                return np.nan
+            if chosen is not None and agrees(answer, chosen):
+                return 1.0
+            return self.share if applied else 1.0 - self.share
+        if self.mode == "shadow":
+            return 1.0
+        if told is not None and applied and line["by"] == "policy":
+            return float(told)
+        return 1.0 if self.mode == "live" else np.nan
+
+
+def read_log(
+    file: Path, coder: Coder, most: int, assignment: Assignment | None = None, newest: bool = False
+) -> Log:
+    """Reads a log, with the older files of a rotated one before it.
 
     Args:
         file: The log.
-        num_places: Places of the fleet.
-        slos: SLO of each class.
-        num_rows: Rows for places in the observation.
+        coder: Numbers of actions.
         most: Decisions to read.
+        assignment: How a serving process decided whose choice is followed; None: not known.
+        newest: Whether to read the last decisions, not the first.
 
     Raises:
-        ValueError: A line is not of this form, or no line is a decision about a request.
+        ValueError: A line is not of this form, or no line is a decision.
     """
-    states: list[RoutingState] = []
+    served, assignment = coder.served, assignment or Assignment()
+    states: list[Any] = []
     columns: dict[str, list[Any]] = {
         name: [] for name in ("seed", "taken", "answered", "fallback", "propensity")
     }
     policies: dict[str, None] = {}
     skipped: dict[str, int] = {}
     cut_off = False
-    for number, line, ended in _lines(file):
+    lines: Any = _lines(file)
+    for path, number, line in deque(lines, maxlen=most) if newest else lines:
         if len(states) == most:
             break
-        values = _object(file, number, line) if ended else None
-        if values is None:
+        if not line.endswith("\n"):
             cut_off = True
             continue
-        reason = _why_not(values)
-        if reason:
+        values = _object(path, number, line, served.name)
+        if reason := _why_not(values, served.name):
             skipped[reason] = skipped.get(reason, 0) + 1
             continue
         try:
-            state = state_from_json(values["state"], num_places, slos)
+            state = served.wire.read_state(values["state"])
         except ValueError as error:
-            raise ValueError(f"{file}, line {number}: {error}; is it another cluster's log?") from None
+            raise ValueError(f"{path}, line {number}: {error}; is it another cluster's log?") from None
         states.append(state)
         policies[str(values.get("policy", ""))] = None
-        answered = action_of(values["action"], num_rows)
-        fallback = action_of(values.get("fallback"), num_rows)
-        applied = bool(values.get("applied", True))
+        for name, code in _codes(values, coder).items():
+            columns[name].append(code)
         columns["seed"].append(values.get("seed", UNKNOWN))
-        columns["answered"].append(answered)
-        columns["fallback"].append(fallback)
-        if "taken" in values:  # of a serving process, whose callers may have followed their own choice
-            columns["taken"].append(action_of(values["taken"], num_rows))
-        else:
-            columns["taken"].append(answered if applied or "seed" in values else fallback)
-        propensity = values.get("propensity")
-        columns["propensity"].append(np.nan if propensity is None else float(propensity))
+        columns["propensity"].append(assignment.propensity(values))
     if not states:
-        raise ValueError(f"{file} has no decision about a request")
+        raise ValueError(f"{file} has no decision of env={served.name}")
     states, columns = _last_of_each_seed(states, columns)
-    seed = np.array(columns["seed"], np.int64)
-    now_s = np.array([state.now_s for state in states])
-    requests = [state.request for state in states if state.request is not None]
+    seed, now_s = np.array(columns["seed"], np.int64), np.array([state.now_s for state in states], np.float64)
+    requests = [state.request for state in states] if served.name == "routing" else []
     return Log(
         policies=tuple(policies),
         states=states,
@@ -146,6 +204,7 @@ def read_log(file: Path, num_places: int, slos: Sequence[SLO], num_rows: int, mo
         seed=seed,
         index=np.array([request.index for request in requests], np.int64),
         arrival_s=np.array([request.arrival_s for request in requests], np.float64),
+        now_s=now_s,
         taken=np.array(columns["taken"], np.int64),
         answered=np.array(columns["answered"], np.int64),
         fallback=np.array(columns["fallback"], np.int64),
@@ -155,9 +214,18 @@ def read_log(file: Path, num_places: int, slos: Sequence[SLO], num_rows: int, mo
     )
 
 
+def _codes(values: dict[str, Any], coder: Coder) -> dict[str, int]:
+    """Numbers of the actions of a line."""
+    by = values.get("by")
+    answered = coder.code(values["action"], is_known=by in (None, "policy"))
+    fallback = coder.code(values.get("fallback"), is_known=False)
+    taken = coder.code(values.get("taken"), is_known=False) if "taken" in values else answered
+    return {"taken": taken, "answered": answered, "fallback": fallback}
+
+
 def _last_of_each_seed(
-    states: list[RoutingState], columns: dict[str, list[Any]]
-) -> tuple[list[RoutingState], dict[str, list[Any]]]:
+    states: list[Any], columns: dict[str, list[Any]]
+) -> tuple[list[Any], dict[str, list[Any]]]:
     """Without episodes that were broken off: a run that went on has them again, whole."""
     last = dict[Any, int]()  # where the last episode of a seed begins
     for row, (seed, state) in enumerate(zip(columns["seed"], states, strict=True)):
@@ -169,8 +237,8 @@ def _last_of_each_seed(
     }
 
 
-def action_of(value: Any, num_rows: int) -> int:
-    """The action of the action space that a logged one stands for, or UNKNOWN.
+def routed(value: Any, num_rows: int) -> int:
+    """The action of routing's action space that a logged one stands for, or UNKNOWN.
 
     Args:
         value: A place, or an object of the wire form.
@@ -188,14 +256,17 @@ def action_of(value: Any, num_rows: int) -> int:
     return place if isinstance(place, int) and not isinstance(place, bool) else UNKNOWN
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str, bool]]:
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield number, line, line.endswith("\n")
+def _lines(file: Path) -> Iterator[tuple[Path, int, str]]:
+    """Lines of a log with their numbers; the oldest file of a rotated log comes first."""
+    older = [file.with_name(f"{file.name}.{number}") for number in range(_MOST_ROTATED, 0, -1)]
+    for path in [*(each for each in older if each.is_file()), file]:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield path, number, line
 
 
-def _object(file: Path, number: int, line: str) -> dict[str, Any]:
+def _object(file: Path, number: int, line: str, env: str) -> dict[str, Any]:
     try:
         values = json.loads(line)
     except ValueError:
@@ -207,14 +278,14 @@ def _object(file: Path, number: int, line: str) -> dict[str, Any]:
             raise ValueError(f"{file}, line {number} has no {name}, so it is no decision log with states")
     if values.get("v", VERSION) != VERSION:
         raise ValueError(f"{file}, line {number} is of version {values['v']}; version {VERSION} is read")
-    if values["env"] != "routing":
-        raise ValueError(f"{file}, line {number} is of env={values['env']}; env=routing is replayed")
+    if values["env"] != env:
+        raise ValueError(f"{file}, line {number} is of env={values['env']}, not env={env}")
     return values
 
 
-def _why_not(values: dict[str, Any]) -> str:
-    """Why a line is no decision about a request; empty if it is one."""
+def _why_not(values: dict[str, Any], env: str) -> str:
+    """Why a line is no decision; empty if it is one."""
     state = values["state"]
     if not isinstance(state, dict):
         return "no state"
-    return "no request" if state.get("request") is None else ""
+    return "no request" if env == "routing" and state.get("request") is None else ""

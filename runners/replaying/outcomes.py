@@ -79,6 +79,11 @@ def recorded_outcomes(log: Log, requests: pd.DataFrame, slos: Sequence[SLO], mos
     )
 
 
+def no_outcomes(log: Log, most: float) -> Outcomes:
+    """Costs of decisions that are not about one request: none is known."""
+    return Outcomes(np.full(len(log), np.nan), most, 0, "nothing", np.zeros(len(log), np.int64))
+
+
 def seen_outcomes(log: Log, slos: Sequence[SLO], most: float) -> Outcomes:
     """Costs from the logged states alone, as the requests in flight show them.
 

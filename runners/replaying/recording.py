@@ -15,7 +15,7 @@ from serving_gym.envs.interface.metrics import to_jsonable
 from serving_gym.envs.live.control import NoDecision
 from serving_gym.envs.routing.action import decode_action
 from serving_gym.envs.routing.state import Dispatch, RoutingState
-from serving_gym.runners.replaying.states import state_to_json
+from serving_gym.runners.serving.served import served_environment
 
 VERSION = 1
 STATES_FILE = "states.jsonl"
@@ -83,6 +83,7 @@ class StateLog(gym.Wrapper[Any, Any, Any, Any]):
         self.policy = policy
         self._file = path.open("a" if goes_on else "w", encoding="utf-8")
         self._seed: int | None = None
+        self._wire = served_environment("routing", env.unwrapped).wire
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -95,7 +96,7 @@ class StateLog(gym.Wrapper[Any, Any, Any, Any]):
         """Takes a decision and writes it."""
         core: Any = self.env.unwrapped
         state: RoutingState = core.state
-        num_rows, written = core.config.num_rows, state_to_json(state)
+        num_rows, written = core.config.num_rows, self._wire.write_state(state)
         outcome = self.env.step(action)
         info = outcome[4]
         assert state.request is not None, "an episode that is not over offers a request"
@@ -109,7 +110,7 @@ class StateLog(gym.Wrapper[Any, Any, Any, Any]):
             "policy": self.policy.name,
             "seed": self._seed,
             "state": written,
-            "action": {"kind": "hold"} if place is None else {"kind": "place", "place": int(place)},
+            "action": {"kind": "dispatch", "place": None if place is None else int(place)},
             "applied": not late,
             "fallback": None,
             "propensity": None if late else getattr(self.policy, "propensity", 1.0),

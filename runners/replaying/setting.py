@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import yaml
 from serving_gym.envs.registration import Environment
 from serving_gym.runners.configuration.schema import EnvironmentConfig
 from serving_gym.runners.configuration.typed import build
+from serving_gym.runners.replaying.log import Assignment
 
 _GROUPS = ("env", "workload", "cluster", "objective", "split")
 
@@ -26,12 +27,14 @@ class Run:
         policy: The `policy` of its configuration; None: it does not tell.
         explore: Share of its decisions that were random.
         requests: Its requests; None: there is no `requests.parquet`.
+        assignment: How it decided whose choice is followed, if it is a serving process.
     """
 
     environment: Environment | None = None
     policy: Mapping[str, Any] | None = None
     explore: float = 0.0
     requests: pd.DataFrame | None = None
+    assignment: Assignment = field(default_factory=Assignment)
 
 
 def run_of(log: Path) -> Run:
@@ -47,14 +50,15 @@ def run_of(log: Path) -> Run:
     if not file.is_file():
         return Run(requests=requests)
     values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    if not isinstance(values, dict) or not {"env", "workload", "cluster", "objective"} <= set(values):
-        return Run(requests=requests)
+    values = values if isinstance(values, dict) else {}
+    known = {"env", "workload", "cluster", "objective"} <= set(values)
     setting = {key: values[key] for key in _GROUPS if values.get(key) is not None}
     return Run(
-        build(EnvironmentConfig, setting).environment,
+        build(EnvironmentConfig, setting).environment if known else None,
         values.get("policy"),
         float(values.get("explore") or 0.0),
         requests,
+        Assignment(str(values.get("mode") or ""), float(values.get("share") or 0.0)),
     )
 
 

@@ -36,7 +36,7 @@ Pixels = NDArray[np.uint8]
 
 _STRIP = 24.0  # height of the policy's name above its pictures, logical units
 _LAST_S = 2.0  # for which the last picture stays
-_SHADES = (1.0, 0.75, 0.5, 0.25)  # of the colours of texts and lines on white
+_SHADES = (1.0, 0.75, 0.5, 0.25)  # of the colours of texts, which are smoothed on white
 _FEWEST = 10  # pictures below which no more are left out
 
 
@@ -135,22 +135,26 @@ def _save(path: Path, frames: Sequence[Image], durations: Sequence[int]) -> None
     )
 
 
-def _palette() -> Image:
-    """An image with the colours of pictures and their shades on white, so that all frames share one palette."""
-    from PIL import Image, ImageColor
+def _palette() -> NDArray[np.int64]:
+    """(colours, 3), the colours of pictures and shades of those of texts, so that all frames share one palette."""
+    from PIL import ImageColor
 
-    colours = (BLACK, GREY, BLUE, VERMILION, WAITING_TEXT, GREEN, ORANGE, SKY, PURPLE, PALE, FAINT, WHITE)
-    entries = dict.fromkeys(
-        tuple(round(255 + shade * (part - 255)) for part in ImageColor.getrgb(colour)[:3])
-        for colour in colours
-        for shade in _SHADES
+    filled = [ImageColor.getrgb(colour)[:3] for colour in (WHITE, GREEN, ORANGE, SKY, PURPLE, PALE, FAINT)]
+    written = np.array(
+        [ImageColor.getrgb(colour)[:3] for colour in (BLACK, GREY, BLUE, VERMILION, WAITING_TEXT)]
     )
-    image = Image.new("P", (1, 1))
-    image.putpalette(list(chain.from_iterable(entries)))
-    return image
+    shades = [np.rint(255 + shade * (written - 255)) for shade in _SHADES]
+    return np.concatenate([np.array(filled), *shades]).astype(np.int64)
 
 
-def _indexed(picture: Pixels, palette: Image) -> Image:
+def _indexed(picture: Pixels, palette: NDArray[np.int64]) -> Image:
+    """A picture in the nearest colours of a palette."""
     from PIL import Image
 
-    return Image.fromarray(picture).quantize(palette=palette, dither=Image.Dither.NONE)
+    codes = picture.astype(np.int64) @ (1 << 16, 1 << 8, 1)
+    there, places = np.unique(codes, return_inverse=True)
+    colours = np.stack((there >> 16, there >> 8 & 255, there & 255), axis=1)
+    nearest = ((colours[:, None] - palette) ** 2).sum(axis=2).argmin(axis=1).astype(np.uint8)
+    image = Image.fromarray(nearest[places].reshape(codes.shape))
+    image.putpalette(palette.astype(np.uint8).tobytes())
+    return image

@@ -111,6 +111,7 @@ class DynamoRouter:
     """
 
     environments: ClassVar[tuple[str, ...]] = ("routing",)
+    checks_token: ClassVar[bool] = True
     default_port: ClassVar[int] = 8092  # of Dynamo's own
 
     def __init__(self, service: PolicyService, address: str, port: int) -> None:

@@ -73,6 +73,7 @@ class EndpointPicker:
     """
 
     environments: ClassVar[tuple[str, ...]] = ("routing",)
+    checks_token: ClassVar[bool] = True
     default_port: ClassVar[int] = 9002  # of the extension's own picker
 
     def __init__(self, service: PolicyService, address: str, port: int) -> None:

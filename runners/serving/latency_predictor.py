@@ -66,6 +66,7 @@ class LatencyPredictor:
     """
 
     environments: ClassVar[tuple[str, ...]] = ("routing",)
+    checks_token: ClassVar[bool] = True
     default_port: ClassVar[int] = 8000  # of llm-d's training server
 
     def __init__(self, service: PolicyService, address: str, port: int) -> None:

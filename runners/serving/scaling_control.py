@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _KEEP_EVERY_S = 300.0  # between two writings of the history
+_AT_ONCE_S = 1.0  # time for which a decision is waited for; one that takes longer does not stop the readings
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class ScalingControl:
         self._asked_s: float | None = None  # when more replicas were asked for than there were
         self._given_up = False  # whether they are not waited for any longer
         self._changed = asyncio.Condition()
-        self._deciding = asyncio.Lock()
+        self._deciding: asyncio.Task[None] | None = None
         self._users = 0
         self._task: asyncio.Task[None] | None = None
         self._gauges = self._make_gauges()
@@ -201,10 +202,12 @@ class ScalingControl:
         self._users -= 1
         if self._users or self._task is None:
             return
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        self._task = None
+        for task in (self._task, self._deciding):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        self._task = self._deciding = None
         self._keep_history()
         self._of.pop(self.service, None)
         for gauge in self._gauges.values():
@@ -277,7 +280,7 @@ class ScalingControl:
             self.view.note(now_s, seen)
             self.view.meter.add(now_s, columns or {})
         self._show(now_s, seen)
-        if now_s - self._decided_s < self.period_s or self._deciding.locked():
+        if now_s - self._decided_s < self.period_s or self._deciding is not None:
             return
         problem = self.replicas.problem(now_s)
         if problem:
@@ -285,8 +288,9 @@ class ScalingControl:
         elif missing := self._missing_history(now_s):
             self._stand("history", f"{self.name} needs {missing}")
         else:
-            async with self._deciding:
-                await self._decide(now_s, seen)
+            self._decided_s = now_s
+            self._deciding = asyncio.create_task(self._decide(now_s, seen))
+            await asyncio.wait({self._deciding}, timeout=_AT_ONCE_S)
 
     def _missing_history(self, now_s: float) -> str:
         """What of the traffic history the policy lacks; empty: nothing."""
@@ -319,7 +323,14 @@ class ScalingControl:
         return present
 
     async def _decide(self, now_s: float, seen: Deployment) -> None:
-        self._decided_s = now_s
+        try:
+            await self._take_decision(now_s, seen)
+        except Exception as error:  # noqa: BLE001 -- the next period is another chance
+            self._stand("fault", f"{type(error).__name__}: {error}")
+        finally:
+            self._deciding = None
+
+    async def _take_decision(self, now_s: float, seen: Deployment) -> None:
         state = self.view.state(now_s, seen)
         answer = await self.service.decide(state)
         replaced = answer.by == "fallback" and self.service.config.fallback is not None

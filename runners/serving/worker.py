@@ -73,7 +73,7 @@ class PolicyWorker:
         except TimeoutError:
             await self.close()
             raise ValueError(f"the policy was not loaded within {_START_S:g} s") from None
-        except ValueError:
+        except BaseException:  # one who waits no more leaves no process behind
             await self.close()
             raise
 
@@ -224,9 +224,10 @@ class PolicyWorker:
 
 def _work(pipe: Connection, make_host: MakeHost, parent: int) -> None:
     """Answers until the parent is gone."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the parent stops this process
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # the parent stops this process, and the kernel does if that is killed
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -107,3 +108,30 @@ def test_the_command_line_names_it() -> None:
     words = ("env=autoscaling", "agent=cma_es", "agent.start=zoo/autoscaling", "out=unused")
     start = composed("train", TrainConfig, words).agent_config.start
     assert start == {"name": "checkpoint", "path": "zoo/autoscaling"}
+
+
+@pytest.mark.parametrize("agent", sorted(CONFIGS))
+def test_a_search_that_was_saved_goes_on_as_it_would_have(agent: str, tmp_path: Path) -> None:
+    whole, saved = (SearchLearner(CONFIGS[agent], Task("routing", CHAT, seed=1)) for _ in range(2))
+    for round_ in range(3):
+        whole.improve(Budget(1.0))
+        if round_ < 2:
+            saved.improve(Budget(1.0))
+    saved.save_training(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"search.json"}
+    copy = SearchLearner(CONFIGS[agent], Task("routing", CHAT, seed=1))
+    copy.restore(tmp_path)
+    assert np.array_equal(copy.search.mean, saved.search.mean)
+    copy.improve(Budget(1.0))
+    assert np.array_equal(copy.search.mean, whole.search.mean)
+
+
+def test_a_pickled_search_is_not_read(tmp_path: Path) -> None:
+    class Harm:
+        def __reduce__(self):
+            return (tmp_path.rmdir, ())
+
+    (tmp_path / "search.pkl").write_bytes(pickle.dumps(Harm()))
+    learner = SearchLearner(CONFIGS["ars"], Task("routing", CHAT))
+    with pytest.raises(ValueError, match="is a pickle of an earlier version, which is not read"):
+        learner.restore(tmp_path)

@@ -138,13 +138,13 @@ def test_amounts_are_spread_over_their_interval():
     assert timeline.column("arrived").sum() == pytest.approx(34.0), "no time has passed"
 
 
-def test_a_time_axis_doubles_when_an_episode_outlasts_it():
+def test_a_time_axis_grows_when_an_episode_outlasts_it():
     timeline = Timeline(100.0)
     timeline.add({"arrived": 10.0}, 0.0, 100.0)
     timeline.add({"arrived": 5.0}, 100.0, 150.0)
-    assert timeline.horizon_s == 200.0
+    assert timeline.horizon_s == 150.0
     assert timeline.column("arrived").sum() == pytest.approx(15.0)
-    np.testing.assert_allclose(timeline.per("arrived", "seconds")[: BINS * 3 // 4], 0.1)
+    np.testing.assert_allclose(timeline.per("arrived", "seconds")[:], 0.1)
 
 
 def test_scales_are_round_and_values_beyond_them_are_drawn_at_the_edge():
@@ -157,7 +157,7 @@ def test_scales_are_round_and_values_beyond_them_are_drawn_at_the_edge():
 
 
 def test_squares_stand_for_several_requests_in_small_boxes():
-    assert grain_of(Area(0, 0, 200, 200), 256) == Grain(1, 13.0)
+    assert grain_of(Area(0, 0, 300, 200), 256) == Grain(1, 13.0)
     small = grain_of(Area(0, 0, 60, 60), 256)
     assert small is not None
     assert small.unit > 1

@@ -6,19 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pandas as pd
 import pytest
 
 from serving_gym.runners import evaluate, replay
 from serving_gym.runners.configuration.policies import load_policy
-from serving_gym.runners.replaying.log import Log, read_log
+from serving_gym.runners.replaying.log import Coder, Log, read_log
 from serving_gym.runners.replaying.outcomes import costs_of, recorded_outcomes, seen_outcomes
 from serving_gym.runners.replaying.recording import Exploring
 from serving_gym.runners.replaying.setting import run_of
-from serving_gym.runners.replaying.states import state_to_json
-from serving_gym.runners.serving.wire import state_from_json
+from serving_gym.runners.serving.served import served_environment
 
 MOST = 20.0
 WORDS = [
@@ -45,21 +43,7 @@ def read(folder: Path) -> tuple[Log, Any]:
     environment = run_of(folder / "states.jsonl").environment
     assert environment is not None
     env: Any = environment.make().unwrapped
-    spec = env.policy_spec
-    return read_log(folder / "states.jsonl", len(spec.fleet), spec.slos, env.config.num_rows, 10_000), env
-
-
-def test_states_come_back_from_their_wire_form() -> None:
-    env: Any = gym.make("Serving/Routing-v1", **{"workload.num_requests": 40}).unwrapped
-    env.reset(seed=3)
-    for place in (0, 1, 2, 3, 0, 0, 1):
-        env.step(place)
-    state, spec = env.state, env.policy_spec
-    again = state_from_json(json.loads(json.dumps(state_to_json(state))), len(spec.fleet), spec.slos)
-    for name in ("engines", "in_flight", "can_take", "totals", "gpu_seconds", "held_of_class"):
-        assert np.array_equal(getattr(again, name), getattr(state, name)), name
-    assert np.array_equal(again.request.cached_tokens, state.request.cached_tokens)
-    assert (again.now_s, again.unsent_tokens) == (state.now_s, state.unsent_tokens)
+    return read_log(folder / "states.jsonl", Coder(served_environment("routing", env)), 10_000), env
 
 
 def test_costs_seen_in_the_states_are_close_to_the_recorded_ones(logged: Path) -> None:
@@ -113,6 +97,7 @@ def cost_in(fork: Any, action: Any, policy: Exploring, index: int, slos: Any) ->
     return float(costs_of(one.ttft_s, one.tpot_s, one.class_id.astype(np.int64), slos, MOST)[0])
 
 
+@pytest.mark.full
 def test_the_estimate_covers_the_true_gain_and_is_narrower_than_weights_alone(
     logged: Path, tmp_path: Path
 ) -> None:

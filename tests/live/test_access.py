@@ -15,6 +15,8 @@ from serving_gym.envs.live.access import Access, access_by_url
 from serving_gym.envs.live.endpoints import check_endpoints
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.runners import simulate
+from serving_gym.runners.configuration.compose import composed
+from serving_gym.runners.configuration.schema import SimulateConfig
 from tests.live.conftest import MakeBackend, MakeServer, stream_of
 from tests.live.fake_server import Behaviour, FakeServer
 
@@ -28,11 +30,13 @@ def test_a_key_from_the_environment_or_a_file_goes_to_its_own_server_alone(
     file = tmp_path / "key"
     file.write_text(f"{KEY}-2\n")
     first, second, third = make_server(api_key=KEY), make_server(api_key=f"{KEY}-2"), make_server()
-    own = {"1": Access(api_key_file=str(file)), third.url: Access(headers={"X-Tenant": "team"})}
-    alone = {"max_group": 1}
-    backend = make_backend(
-        first, second, third, spec=alone, access=Access(api_key_env="MY_KEY"), access_of=own
+    own = (
+        Access(api_key_env="MY_KEY"),
+        Access(api_key_file=str(file)),
+        Access(headers={"X-Tenant": "team"}),
     )
+    alone = {"max_group": 1}
+    backend = make_backend(first, second, third, spec=alone, access_of=own)
     backend.reset(stream_of(6))
     backend.run_to_completion()
     assert (backend.results().outcome == FINISHED).all()
@@ -109,9 +113,21 @@ def test_credentials_that_cannot_be_read(access: Access, said: str, monkeypatch:
         access.request_headers(), access.tls()
 
 
-def test_access_of_an_endpoint_that_is_not_there() -> None:
-    with pytest.raises(ValueError, match=r"access_of has '2', which is no endpoint; allowed are 0 to 1"):
-        access_by_url(("http://a", "http://b"), Access(), {"2": Access()})
+def test_every_endpoint_has_its_access_or_none_has() -> None:
+    urls = ("http://a", "http://b")
+    assert access_by_url(urls, Access("A"), ()) == dict.fromkeys(urls, Access("A"))
+    with pytest.raises(
+        ValueError, match=r"access_of must have an entry for each of 2 servers, or none; got 1"
+    ):
+        access_by_url(urls, Access(), (Access(),))
+
+
+def test_access_on_the_command_line() -> None:
+    words = ["backend=vllm", "backend.endpoints=[http://127.0.0.1:1]"]
+    own = ["backend.access_of=[{api_key_env: A},{}]", "+backend.access.headers.X-Token=$TOKEN"]
+    settings = composed("simulate", SimulateConfig, [*words, *own]).backend
+    assert settings.access_of == (Access("A"), Access())
+    assert settings.access == Access(headers={"X-Token": "$TOKEN"})
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_an_engine_that_stands_still_behind_pages_that_answer_is_hung(
     assert (backend.results().outcome == FINISHED).all()
     assert backend.results().engine.tolist() == [1] * 6
     assert [number for number, _ in told] == [0]
-    assert "has sent no token and changed no metric for 0.6 s" in told[0][1]
+    assert "has sent no token and counted none for 0.6 s" in told[0][1]
 
 
 def test_a_server_that_waits_for_work_is_not_hung(make_server: MakeServer, make_backend: MakeBackend) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,12 +28,18 @@ WORDS = (
 )
 
 
+@cache
+def _setting(words: tuple[str, ...]) -> tuple[EvaluateConfig, Any]:
+    """Configuration and environment, which nobody changes."""
+    config = composed("evaluate", EvaluateConfig, ["env=autoscaling", *WORDS, *words])
+    return config, config.environment.make().unwrapped
+
+
 class StandIn:
     """A service."""
 
     def __init__(self, *words: str, mode: str = "live", **scaling: Any) -> None:
-        config = composed("evaluate", EvaluateConfig, ["env=autoscaling", *WORDS, *words])
-        self.env: Any = config.environment.make().unwrapped
+        config, self.env = _setting(words)
         spec = self.env.policy_spec
         policy = load_policy(config.policy, "autoscaling")
         policy.reset(spec.asked_every(period_of(policy)), 0)
@@ -58,6 +65,10 @@ class StandIn:
     def count(self, name: str, number: int = 1, **labels: str) -> None:
         """Counts."""
         self.counts[(name, *labels.values())] += number
+
+    async def reset(self, seed: int) -> None:
+        """Begins anew."""
+        self.host.reset(seed)
 
     async def decide(self, state: Any, chosen: Any = None) -> Any:
         """The policy's decision."""

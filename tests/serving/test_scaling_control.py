@@ -154,6 +154,32 @@ def test_a_policy_that_fails_leaves_all_as_it_is():
     assert service.counts["scaling_stands", "policy"] == 4  # at its period of 15 s
 
 
+def test_a_policy_that_takes_long_does_not_stop_the_readings(monkeypatch):
+    monkeypatch.setattr("serving_gym.runners.serving.scaling_control._AT_ONCE_S", 0.05)
+    service, control, clock = made(*HPA)
+    decide, asked = service.decide, []
+
+    async def slowly(state):
+        asked.append(state.now_s)
+        await asyncio.sleep(0.5)
+        return await decide(state)
+
+    service.decide = slowly
+
+    async def run():
+        for _ in range(5):
+            clock.now_s += 20.0
+            await control.post(readings(2, 50))
+        meanwhile = len(control.view.meter.times_s), control.decision, list(asked)
+        async with asyncio.timeout(10):
+            await control.changed(None)
+        return meanwhile
+
+    samples, decision, questions = asyncio.run(run())
+    assert (samples, decision, questions) == (6, None, [20.0])  # one question at a time
+    assert control.decision.desired == 6
+
+
 def test_a_forecast_waits_for_history_and_for_tokens():
     _, control, clock = made("policy=sageserve", stale_after_s=100.0)
     assert set(play(control, clock, 60, readings(2, 50))) == {None}

@@ -27,7 +27,7 @@ from serving_gym.envs.base.drawing.canvas import (
 
 LANE = 12.0  # height of the lane above a row of boxes, in which arrows run
 _PITCHES = (13.0, 11.0, 9.0, 8.0, 7.0, 6.0, 5.0)  # of squares of requests
-_FULL_CELLS = 48  # squares that a box should have room for before one stands for several requests
+_FULL_CELLS = 128  # squares that a box should have room for before one stands for several requests
 _UNITS = (1, 2, 5, 10)
 _BAR, _TITLE = 11.0, 12.0
 _HIGH, _LOW = 48.0, 18.0  # heights of boxes with two lines of text, and with one
@@ -154,12 +154,18 @@ def _draw_squares(canvas: Canvas, area: Area, engine: Engine, grain: Grain) -> N
 
 
 def draw_requests(canvas: Canvas, area: Area, colours: Sequence[str], pitch: float) -> None:
-    """A square of each colour, row by row, as many as fit."""
+    """A square of each colour, row by row; where there is no room for all, a plus is the last."""
     grain = Grain(1, pitch)
-    columns, side = grain.columns(area), pitch - max(1.0, pitch / 5)
-    for i, colour in enumerate(colours[: grain.cells(area)]):
+    columns, cells, side = grain.columns(area), grain.cells(area), pitch - max(1.0, pitch / 5)
+    more = len(colours) > cells
+    for i, colour in enumerate(colours[: cells - more] if cells else ()):
         row, column = divmod(i, columns)
         canvas.rect(Area(area.x + column * pitch, area.y + row * pitch, side, side), colour)
+    if more and cells:
+        row, column = divmod(cells - 1, columns)
+        x, y, thick = area.x + column * pitch, area.y + row * pitch, side / 3
+        canvas.rect(Area(x, y + thick, side, thick), colours[-1])
+        canvas.rect(Area(x + thick, y, thick, side), colours[-1])
 
 
 def draw_kv(canvas: Canvas, area: Area, share: float, written: bool) -> None:
@@ -242,7 +248,7 @@ def draw_legend(
         canvas.rect(Area(x, middle - 4, 8, 8), colour)
         x += 11 + canvas.text(x + 11, middle, name, SMALL, anchor="lm") + 9
     if not note and grain:
-        note = f"1 square = {grain.unit} request{'s' if grain.unit > 1 else ''}"
+        note = f"1 square = {grain.unit} request{'s' if grain.unit > 1 else ''}, + more"
     canvas.text(area.right, middle, note or "running + waiting", SMALL, GREY, "rm", room=area.right - x)
 
 

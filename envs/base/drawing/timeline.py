@@ -21,7 +21,7 @@ from serving_gym.envs.base.drawing.canvas import (
 
 FloatArray = NDArray[np.float64]
 
-BINS = 180
+BINS = 180  # divisible by 3, so that the time axis can be lengthened by half
 _NICE = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 _STEPS = (1.0, 2.0, 5.0, 10.0)  # of the time axis
 _UNITS = (
@@ -47,8 +47,8 @@ def _round_up(value: float, factors: Sequence[float]) -> float:
 class Timeline:
     """Columns of amounts in bins of equal length from time 0.
 
-    An amount of an interval is spread evenly over it. Time beyond the horizon doubles it, so that an episode that lasts
-    longer than foreseen stays whole.
+    An amount of an interval is spread evenly over it. Time beyond the horizon lengthens it by half, so that an episode
+    that lasts longer than foreseen stays whole.
 
     Args:
         horizon_s: Length of the time axis, seconds.
@@ -66,7 +66,7 @@ class Timeline:
     def add(self, amounts: dict[str, float], from_s: float, to_s: float) -> None:
         """Spreads amounts over an interval, and its length over the column `seconds`."""
         while to_s > self.horizon_s:
-            self._double()
+            self._lengthen()
         shares = self._shares(from_s, to_s)
         for name, amount in (amounts | {"seconds": to_s - from_s}).items():
             self.column(name)[:] += amount * shares
@@ -84,12 +84,14 @@ class Timeline:
         shares[first : last + 1] = np.diff(edges) / (to_s - from_s)
         return shares
 
-    def _double(self) -> None:
+    def _lengthen(self) -> None:
+        """Makes two bins of three."""
         for name, column in self._columns.items():
+            left, middle, right = column.reshape(-1, 3).T
             merged = np.zeros(BINS)
-            merged[: BINS // 2] = column.reshape(-1, 2).sum(axis=1)
+            merged[: 2 * BINS // 3] = np.stack((left + middle / 2, middle / 2 + right), axis=1).ravel()
             self._columns[name] = merged
-        self.horizon_s *= 2
+        self.horizon_s *= 1.5
 
     def column(self, name: str) -> FloatArray:
         """(BINS,), what a column holds."""

@@ -33,8 +33,7 @@ def recorded(summary: dict[str, Any], exchanges: list[dict[str, Any]]) -> dict[s
                 "chunks": [[round(at_s, 4), text.count("data:")] for at_s, text in exchange["chunks"]],
             }
         )
-    endpoints = sorted({exchange["endpoint"] for exchange in exchanges} - {""})
-    return {"summary": summary, "endpoints": endpoints, "exchanges": kept}
+    return {"summary": summary, "endpoints": summary["endpoints"], "exchanges": kept}
 
 
 async def play(picker: str, exchanges: list[dict[str, Any]], speed: float) -> list[str]:

@@ -98,6 +98,7 @@ async def run(
     ttft_s = np.array([one["ttft_s"] for one in seen])
     picked_s = np.array([one["picked_s"] - one["arrival_s"] for one in exchanges if one["endpoint"]])
     summary = {
+        "endpoints": [url.removeprefix("http://") for url in endpoints],  # in the order of the places
         "requests": len(seen),
         "complete": sum(not one["reason"] for one in seen),
         "failed": sorted({one["reason"] for one in seen if one["reason"]}),

@@ -21,8 +21,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from started import started
 
-WORDS = ("policy=predicted_latency", "policy.params.quantile=0", "policy.params.retrain_s=1")
-PROFILE = ("policy=predicted_latency_profile",)
+WORDS = ("policy=predicted_latency", "policy.params.quantile=0", "policy.params.retrain_s=1", "isolate=false")
+PROFILE = ("policy=predicted_latency_profile", "isolate=false")
 READY_WITHIN_S = 120.0
 
 
