@@ -111,7 +111,7 @@ def served(policy: str, protocols: Sequence[str], *words: str) -> Iterator[dict[
         command = [
             sys.executable,
             "-m",
-            "runners.serve",
+            "serving_gym.runners.serve",
             "env=autoscaling",
             f"policy={policy}",
             f"protocols=[{','.join(protocols)}]",
