@@ -531,7 +531,9 @@ class Array(Form):
         array = np.asarray(value)
         if array.dtype.kind != "f" or np.isfinite(array).all():
             return array.tolist()
-        return np.where(np.isfinite(array), array.astype(object), None).tolist()
+        entries = array.astype(object)
+        entries[~np.isfinite(array)] = None
+        return entries.tolist()
 
     def schema(self) -> dict[str, Any]:
         """Nested arrays of numbers, or base64."""

@@ -7,7 +7,6 @@ import functools
 import gc
 import random
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -349,7 +348,7 @@ def _fallback_of(config: ServeConfig, env: Any) -> PolicyHost | None:
     return PolicyHost(policy, served, seed=config.seed)
 
 
-def _named(policy: str, config: ServeConfig) -> Mapping[str, Any]:
+def _named(policy: str, config: ServeConfig) -> dict[str, Any]:
     """The configuration of a policy that a caller names: none that brings code of its own.
 
     Raises:
