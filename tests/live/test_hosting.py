@@ -310,8 +310,8 @@ def test_a_token_is_asked_for(state, tmp_path):
 
 EVERY = {
     "autoscaling": ["policy=hpa_kv", "cluster=fleet_autoscaled"],
-    "dp_tp": ["policy=zoo/dp_tp", "cluster=llama31_8b_h100_x8"],
-    "deployment": ["policy=zoo/deployment", "cluster=machines_h100_x8", "env.profiling=closed_form"],
+    "dp_tp": ["policy=zoo/dp_tp", "cluster=gpt_oss_120b_h200"],
+    "deployment": ["policy=vllm_reload", "cluster=machines_h100_x8", "env.profiling=closed_form"],
     "sharing": ["policy=zoo/sharing", "cluster=nodes_gpu4"],
 }
 
