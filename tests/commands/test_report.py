@@ -146,6 +146,8 @@ def test_late_decisions_are_warned_of(evaluated: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main(["benchmark=smoke", "report=true", f"out={tmp_path / 'own'}"]) == USER_ERROR
+    assert "report=true is for one comparison" in capsys.readouterr().err
     assert report.main([str(tmp_path), f"out={tmp_path / 'own'}"]) == USER_ERROR
     assert "has no summary.json, comparison.json or replay.json" in capsys.readouterr().err
     assert report.main([str(tmp_path / "absent"), f"out={tmp_path / 'own'}"]) == USER_ERROR
