@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 
@@ -166,8 +166,7 @@ def shown_as(feature: Feature, scales: dict[str, float]) -> tuple[str, str]:
 
 def scales_of(config_class: type) -> dict[str, float]:
     """Default scales of an observation."""
-    factory = next(entry.default_factory for entry in fields(config_class) if entry.name == "scales")
-    scales: Any = factory()  # type: ignore[operator,misc]
+    scales: Any = get_type_hints(config_class)["scales"]()
     return {entry.name: getattr(scales, entry.name) for entry in fields(scales)}
 
 

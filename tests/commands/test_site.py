@@ -33,6 +33,8 @@ CHEAP = {
     "deployment": "vllm_static",
     "autoscaling": "fixed_instances",
 }
+SLOW = {"autoscaling", "deployment"}
+OWN = [name for name, entry in ENVS.items() if entry.package]  # other tests register further ones
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def written() -> dict[str, str]:
 
 def test_pages_of_environments_are_as_their_classes_say() -> None:
     pages = dict(environment_pages())
-    assert set(pages) == {f"docs/{name}.md" for name in ENVS}
+    assert set(pages) == {f"docs/{name}.md" for name in OWN}
     old = [path for path, content in pages.items() if (ROOT / path).read_text() != content]
     assert not old, "write them again: python -m runners.documentation"
 
@@ -51,7 +53,13 @@ def test_results_are_of_the_present_versions() -> None:
     assert stale() == []
 
 
-@pytest.mark.parametrize("name", full_except(sorted(CHEAP), "sharing"))
+@pytest.mark.parametrize(
+    "name",
+    [
+        *full_except(sorted(CHEAP.keys() - SLOW), "sharing"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(SLOW)),
+    ],
+)
 def test_results_come_again(name: str) -> None:
     kept, policy = Results.of(name), CHEAP[name]
     again = serving_gym.compare(name, [policy], seeds=kept.seeds)["policies"][policy]["metrics"]
@@ -83,7 +91,7 @@ def test_the_front_page_answers_with_kept_figures(written: dict[str, str]) -> No
     assert result.command in page
     assert result.as_table() in page
     assert verdict(result) in page
-    assert all(f"](docs/{name}.md)" in page for name in ENVS)
+    assert all(f"](docs/{name}.md)" in page for name in OWN)
 
 
 def test_a_verdict_says_when_there_is_no_difference() -> None:
