@@ -36,6 +36,7 @@ from serving_gym.runners.configuration.policies import check_spaces, load_policy
 from serving_gym.runners.configuration.schema import CompareConfig
 from serving_gym.runners.html.report import write_report
 from serving_gym.runners.live.attach import configured_env
+from serving_gym.runners.live.expectation import say_expected
 from serving_gym.runners.live.policies import deciding
 from serving_gym.runners.reporting.engine_lines import say_engines
 from serving_gym.runners.reporting.episode_files import described_classes, write_worst_episodes
@@ -70,6 +71,8 @@ def main(config: CompareConfig, out: Path) -> None:
     last = tuple(policies)[-1]
     compared = Comparison({name: [] for name in policies})
     results, returns = compared.results, dict[str, float]()
+    if config.backend.name == "vllm":
+        say_expected(config, len(policies) * config.seeds, "seeds, policies and workload.num_requests")
     with (
         deciding(config, policies) as (deciders, _),
         configured_env(config, out / "servers") as env,

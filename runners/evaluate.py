@@ -2,10 +2,8 @@
 
     python -m runners.evaluate env=dp_tp policy=flying_serving seeds=10
     python -m runners.evaluate env=dp_tp policy=zoo/dp_tp workload=azure_conv split=test out=results
-    python -m runners.evaluate env=dp_tp policy=static_tp cluster=tiny_llama_cpu_x2 backend=vllm backend.launch=true
-    python -m runners.evaluate env=routing policy=preserve cluster=fleet_tiny_cpu_x2 backend=vllm backend.launch=true
-    python -m runners.evaluate env=sharing policy=sllm cluster=nodes_tiny_cpu_x2 backend=vllm backend.launch=true
-    python -m runners.evaluate env=routing policy=preserve cluster=fleet_tiny_cpu_x2 backend=both backend.launch=true
+    python -m runners.evaluate experiment=live_routing seeds=1 policy=preserve backend=vllm backend.launch=true
+    python -m runners.evaluate experiment=live_routing seeds=1 policy=preserve backend=both backend.launch=true
 
 Writes `episodes.parquet` (one row per episode), `summary.json` (interquartile mean and 95 % interval of every metric),
 `decisions.jsonl`, `requests.parquet` (every request) and `requests.json` (the requests of the first episode, or of all
@@ -13,7 +11,10 @@ with `detailed=true`, under the keys of `vllm bench serve --save-detailed`; with
 for more than 100,000 requests). On live servers each decision also has the `executed` command and the `overrides`:
 decisions taken for the policy because it was late. `backend=both` runs the policy and its `rivals` in simulation and
 then on live servers, and writes `gap.json`: each metric on both backends, its error, how often two policies rank in the
-same order, and the cost of transitions on both; the other files describe the policy's live episodes.
+same order, and the cost of transitions on both; the other files describe the policy's live episodes. Both files say
+under `live` how much of a result is not the policy's: decisions taken for it, the client's lag, the machine's load.
+
+A run that ends early says what it has kept, and the same command with its `out` runs the episodes that are left.
 
 `report=true` also writes `report.html` (see `runners.report`).
 
@@ -38,6 +39,7 @@ from serving_gym.runners.html.report import write_report
 from serving_gym.runners.live.attach import configured_env
 from serving_gym.runners.live.both import evaluate_both
 from serving_gym.runners.live.client_report import client_report, shown_rows
+from serving_gym.runners.live.expectation import say_expected
 from serving_gym.runners.live.policies import deciding
 from serving_gym.runners.replaying.recording import STATES_FILE, Exploring, StateLog
 from serving_gym.runners.reporting.engine_lines import say_engines
@@ -58,6 +60,8 @@ def main(config: EvaluateConfig, out: Path) -> None:
         return
     policy, label = load_policy(config.policy, config.env["name"]), policy_label(config.policy)
     settings = dataclasses.asdict(config)
+    if config.backend.name == "vllm":
+        say_expected(config, config.seeds, "seeds and workload.num_requests")
     with ending_on_signals(), RunRecords(out, settings, config.seeds, config.backend.name) as records:
         with (
             deciding(config, {label: policy}, {label: config.policy}) as (policies, process),

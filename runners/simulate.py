@@ -166,10 +166,14 @@ def serve_live(
         ValueError: the cluster is a fleet.
     """
     from serving_gym.runners.live.attach import live_backend
+    from serving_gym.runners.live.expectation import expectation, traffic_s
 
     if isinstance(cluster, FleetConfig):
         raise ValueError("cluster is a fleet, which only backend=simulator can serve; choose a node")
 
+    length_s = traffic_s(workload, config.backend.speed)
+    line = expectation(f"{len(workload):,} requests", length_s, "workload.num_requests and limit_s")
+    print(line, flush=True)
     begun = time.perf_counter()
     with live_backend(config.backend, cluster, tuple(slos.values()), out / "server") as backend:
         ended_by = _serve(backend, workload, config.limit_s, out)

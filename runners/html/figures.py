@@ -37,8 +37,9 @@ def svg(figure: Figure, name: str) -> str:
         name: Distinct from that of the page's other figures.
     """
     file = io.StringIO()
-    words = {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif", "font.size": 9}
-    with mpl.rc_context(words):
+    with mpl.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif", "font.size": 9}
+    ):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue()
     text = text[text.index("<svg") :]

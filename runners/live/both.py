@@ -21,6 +21,7 @@ from serving_gym.runners.configuration.schema import EvaluateConfig
 from serving_gym.runners.html.report import write_report
 from serving_gym.runners.live.attach import live_env
 from serving_gym.runners.live.client_report import client_report, shown_rows
+from serving_gym.runners.live.expectation import say_expected
 from serving_gym.runners.live.gap import USUAL_RIVALS, gap, transition_gap
 from serving_gym.runners.live.policies import deciding
 from serving_gym.runners.reporting.engine_lines import say_engines
@@ -45,6 +46,8 @@ def evaluate_both(config: EvaluateConfig, out: Path) -> None:
     policies |= load_policies([name for name in rivals if name != label], simulator, config.env["name"])
     check_spaces(policies[label], simulator)
     say_engines(config.cluster)
+    live_episodes = len(policies) * config.seeds * config.repeats
+    say_expected(config, live_episodes, "seeds, repeats, rivals and workload.num_requests")
     settings, planned = dataclasses.asdict(config), len(policies) * config.seeds * (1 + config.repeats)
     with ending_on_signals(), RunRecords(out, settings, planned, "vllm") as records:
         with (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import pickle
@@ -237,6 +238,8 @@ def _work(pipe: Connection, make_host: MakeHost, parent: int) -> None:
     except Exception as error:  # noqa: BLE001 -- the parent says it
         pipe.send_bytes(pickle.dumps(str(error) or type(error).__name__))
         return
+    gc.collect()
+    gc.freeze()  # as in the parent
     pipe.send_bytes(pickle.dumps(""))
     with contextlib.suppress(EOFError, OSError):
         while True:

@@ -20,7 +20,14 @@ from tests.live.conftest import MakeServer
 from tests.live.test_commands import ROUTING, WORDS, big, wait_for
 
 BUSY = [word for word in ROUTING if not word.startswith("seeds")] + ["policy=round_robin", "seeds=3"]
-RESULTS = {"decisions.jsonl", "episodes.parquet", "requests.json", "requests.parquet", "summary.json"}
+RESULTS = {
+    "decisions.jsonl",
+    "episodes.parquet",
+    "provenance.json",
+    "requests.json",
+    "requests.parquet",
+    "summary.json",
+}
 
 
 @pytest.fixture

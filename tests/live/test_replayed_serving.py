@@ -14,9 +14,11 @@ from omegaconf import OmegaConf
 
 from serving_gym.runners import monitor, replay
 from serving_gym.runners.configuration.compose import compose_words, composed
+from serving_gym.runners.html.report import write_report
 from serving_gym.runners.replaying.log import Assignment
 from serving_gym.runners.serving.config import ServeConfig
 from serving_gym.runners.serving.service import PolicyService
+from tests.commands.test_report import check_page, headings
 from tests.live.fake_server import FakeServer
 
 ROUTING = ["env=routing", "cluster=fleet_h100_x4", "workload.num_requests=240", "workload.rate_scale=4"]
@@ -70,6 +72,8 @@ def test_a_canary_of_the_routing_policy(tmp_path: Path) -> None:
     assert policies["policy as served"]["over"]["policy"] == "fallback as served"
     assert policies["jsq"]["gain"]["ips"] is not None
     assert found["twin"]["policies"]["jsq"]["value"] > 0
+    page = check_page(write_report(tmp_path / "replay"))
+    assert headings(page) == ["The log", "Estimated gains"]
     assert "compared with the logged places" in found["twin"]["described"]
 
 
@@ -89,6 +93,9 @@ def test_the_monitor_estimates_the_gain(tmp_path: Path, capsys: pytest.CaptureFi
     assert "Gain over the fallback rule (doubly robust, the newest 240 decisions" in said
     summary = json.loads((tmp_path / "watched" / "summary.json").read_text())
     assert summary["gain"]["policies"]["policy as served"]["over"]["policy"] == "fallback as served"
+    page = check_page(write_report(tmp_path / "watched"))
+    assert headings(page) == ["Engines", "Policies"]
+    assert "Gain over the fallback rule" in page
 
 
 def test_a_live_policy_rests_on_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

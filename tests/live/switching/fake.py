@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from serving_gym.envs.live.switching.plugin.book import Mode, RefusedError, SwitchBook
-from serving_gym.envs.live.switching.plugin.endpoint import PATH, parse
+from serving_gym.envs.live.switching.plugin.endpoint import PATH, authorised, parse
 from serving_gym.envs.live.switching.plugin.groups import Group, all_groups
 from tests.live.fake_server import FakeServer
 
@@ -23,12 +23,14 @@ class FakeSwitchingServer(FakeServer):
 
     Attributes:
         drain_s: How long a switch that is not hard takes to drain, seconds.
+        keys: API keys.
         figures: What it says of a group, beside zeros.
         orders: Every POST, in order.
     """
 
     world = 2
     drain_s = 0.0
+    keys: tuple[str, ...] = ()
 
     async def _start(self) -> None:
         self.book = SwitchBook(self.world, (self.world,))
@@ -53,6 +55,10 @@ class FakeSwitchingServer(FakeServer):
         return await handlers[request.path](request)
 
     async def _show(self, request: web.Request) -> web.Response:
+        if not authorised(request.headers.get("Authorization", ""), self.keys):
+            return web.json_response(
+                {"accepted": False, "reason": "Unauthorized", "switches": []}, status=401
+            )
         self._let_time_pass()
         book = self.book
         rows = [

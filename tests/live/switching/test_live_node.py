@@ -16,9 +16,11 @@ from serving_gym.envs.interface.layout import Group
 from serving_gym.envs.interface.metrics import FINISHED
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.interface.state import EngineStatus
+from serving_gym.envs.live.access import Access
 from serving_gym.envs.live.ledger import Ledger
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.live.switching.backend import SwitchingBackend
+from serving_gym.envs.live.switching.plugin.endpoint import authorised
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.schema import Workload
 from tests.live.fake_server import FakeServer
@@ -227,3 +229,34 @@ def test_latency_costs_as_in_simulation() -> None:
         assert ledger.latency_cost(simulator.now_s) == pytest.approx(expected, rel=1e-6, abs=1e-9)
         compared += 1
     assert compared > 3
+
+
+def test_its_api_key_is_asked_for_and_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Guarded(FakeSwitchingServer):
+        keys = ("one", "other")
+
+    with Guarded() as server:
+        with pytest.raises(
+            ValueError, match=r"/switching answers HTTP 401: set backend\.access\.api_key_env"
+        ):
+            SwitchingBackend(SPEC, SLOS, settings(server))
+        monkeypatch.setenv("ITS_KEY", "other")
+        with SwitchingBackend(SPEC, SLOS, settings(server, access=Access(api_key_env="ITS_KEY"))) as backend:
+            assert backend.reset(stream_of(2)).layout == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("header", "keys", "passes"),
+    [
+        ("", [], True),
+        ("Bearer wrong", [], True),
+        ("Bearer right", ["right"], True),
+        ("bearer right", ["left", "right"], True),
+        ("Bearer wrong", ["right"], False),
+        ("Basic right", ["right"], False),
+        ("right", ["right"], False),
+        ("", ["right"], False),
+    ],
+)
+def test_who_may_switch(header: str, keys: list[str], passes: bool) -> None:
+    assert authorised(header, keys) == passes
