@@ -99,7 +99,9 @@ class Renderer(BaseRenderer[DeploymentState]):
             for cell in machines
         ]
         slots = [slot for cell in cells for slot in cell.grid(cluster.gpus_per_machine, 1, 4)]
-        grain = grain_of(slots[0], self.episode.config.cluster.max_num_seqs)
+        fewest = min(kind.num_gpus for kind in self.episode.setting.table.kinds)
+        smallest = slots[min(fewest, cluster.gpus_per_machine) - 1].right - slots[0].x
+        grain = grain_of(slots[0]._replace(width=smallest), self.episode.config.cluster.max_num_seqs)
         draw_gateway(
             canvas, field.gateway, "requests", state.num_pooled, grain, [*self._switch(), self.arrival_line()]
         )

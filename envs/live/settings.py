@@ -14,7 +14,7 @@ class LiveSettings:
     """Settings of the live backend.
 
     Attributes:
-        endpoints: Running servers, `http://HOST:PORT`.
+        endpoints: Running servers, `http://HOST:PORT`; commands also take `k8s://NAMESPACE/SERVICE:PORT`.
         model: Name of the served model; None: the only one.
         speed: Factor on the arrival rate; recorded times are real seconds.
         scrape_interval_s: Time between two readings of `/metrics`, seconds.
@@ -24,7 +24,7 @@ class LiveSettings:
         silence_s: Longest time without a token from a server, or without any server, before a request fails, seconds.
         hung_after_s: Longest time without any answer before a server is hung, seconds: it gets nothing until it answers
             again, and its requests without a token go elsewhere. One that answers, but has requests and makes no
-            progress, has three times as long.
+            progress, has three times as long, which must be more than its longest iteration.
         vocab_size: Upper bound of the prompts' token ids.
         salt: Changes the prompts' tokens, so that prefix caches of an earlier run do not hit.
         allow_remote: Whether servers may be on other machines.

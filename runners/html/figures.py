@@ -37,8 +37,9 @@ def svg(figure: Figure, name: str) -> str:
         name: Distinct from that of the page's other figures.
     """
     file = io.StringIO()
-    words = {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif", "font.size": 9}
-    with mpl.rc_context(words):
+    with mpl.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif", "font.size": 9}
+    ):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue()
     text = text[text.index("<svg") :]
@@ -310,6 +311,6 @@ def watched(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.25)
     axes[2].yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes[-1].set_xlabel("time, s; gaps: no reading")
+    axes[-1].set_xlabel("time, s")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=8)
     return figure

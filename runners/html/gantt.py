@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from serving_gym.runners.html.figures import tpot_of, ttft_of
+
+Scale = Callable[[float], float]  # from seconds to the horizontal place
 
 _ROWS = 60  # requests shown
 _HEIGHT, _WIDTH, _LEFT, _TOP = 11, 900, 118, 34
@@ -82,8 +85,7 @@ def _legend() -> list[str]:
     return parts
 
 
-def _axis(begin: float, end: float, x: object, height: int) -> list[str]:
-    assert callable(x), "a scale"
+def _axis(begin: float, end: float, x: Scale, height: int) -> list[str]:
     step = 10.0 ** np.floor(np.log10((end - begin) / 4))
     step *= next(factor for factor in (1, 2, 5, 10) if (end - begin) / (step * factor) <= 8)
     parts = []
@@ -95,14 +97,15 @@ def _axis(begin: float, end: float, x: object, height: int) -> list[str]:
 
 
 def _row(
-    row: object, top: int, x: object, end: float, is_worst: bool, slos_s: Sequence[Mapping[str, float]]
+    row: Any, top: int, x: Scale, end: float, is_worst: bool, slos_s: Sequence[Mapping[str, float]]
 ) -> str:
-    assert callable(x), "a scale"
-    get = lambda name: float(getattr(row, name))  # noqa: E731
+    def get(name: str) -> float:
+        return float(getattr(row, name))
+
     arrival, scheduled, first, finish = map(
         get, ("arrival_s", "first_scheduled_s", "first_token_s", "finish_s")
     )
-    outcome, bars = str(getattr(row, "outcome")), []  # noqa: B009
+    outcome, bars = str(row.outcome), list[str]()
     lost = outcome != "finished"
     stop = finish if np.isfinite(finish) else end
     waits_until = (

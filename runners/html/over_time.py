@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from serving_gym.runners.html.sections import Sections
 from serving_gym.runners.html.series import series_of
 
 _MOST_POLICIES = 8  # in one chart over time
+_MOST_KINDS = 6  # of decisions that a caption counts
 
 
 class OverTime(Sections):
@@ -49,7 +51,7 @@ class OverTime(Sections):
         if episodes is None or requests is None or "seed" not in requests:
             return None
         there = episodes[episodes["seed"].isin(requests["seed"].unique())]
-        return there.loc[there["return"].idxmin(), "seed"]
+        return there["seed"].to_numpy()[there["return"].to_numpy().argmin()]
 
     def _of_episode(self, table: pd.DataFrame, policy: str | None) -> pd.DataFrame:
         seed = self._worst_seed()
@@ -78,14 +80,13 @@ class OverTime(Sections):
         seed = self._worst_seed()
         alone = self.run.episodes is None or self.run.episodes["seed"].nunique() == 1
         which = "The episode." if alone else f"The episode with the lowest return (seed {seed})."
-        marks = sum(len(series.marks) for series in episodes.values()) if len(episodes) == 1 else 0
+        marks = Counter(
+            mark.said for series in episodes.values() if len(episodes) == 1 for mark in series.marks
+        )
+        counted = ", ".join(f"{count} x {said}" for said, count in marks.most_common(_MOST_KINDS))
         caption = (
             f"{which} "
-            + (
-                "Vertical lines: decisions that changed the cluster, or were refused or overridden. "
-                if marks
-                else ""
-            )
+            + (f"Vertical lines: decisions beyond the place of a request ({counted}). " if marks else "")
             + "Waiting: arrived and not scheduled by an engine; running: scheduled and not done."
         )
         return markup.section("Over time", markup.figure(picture, caption))
@@ -96,9 +97,10 @@ class OverTime(Sections):
             groups = {str(name): part for name, part in requests.groupby("policy", sort=False)}
             what = "policy, in the episode with the lowest return"
         else:
+            class_id = requests["class_id"].to_numpy(np.int64)
             groups = {
-                names[int(place)] if int(place) < len(names) else f"class {place}": part  # type: ignore[call-overload]
-                for place, part in requests.groupby("class_id")
+                names[place] if place < len(names) else f"class {place}": requests[class_id == place]
+                for place in np.unique(class_id).tolist()
             }
             what = "class, over all episodes"
         groups = dict(list(groups.items())[:_MOST_POLICIES])
@@ -122,7 +124,7 @@ class OverTime(Sections):
             whole, costs = whole[chosen], costs[chosen]
         rows = worst_rows(whole, costs)
         unit = "TTFT / SLO + TPOT / SLO" if slos else "TTFT + TPOT in seconds"
-        worst = rows.loc[rows["cost"].idxmax()]
+        worst = rows.iloc[int(rows["cost"].to_numpy().argmax())]
         name = f"{worst['policy']}: " if "policy" in whole else ""
         what = (
             "which was lost"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -115,7 +116,7 @@ def _sums(begin: Floats, end: Floats, values: Floats, at: Floats) -> Floats:
     return before(begin) - before(end)
 
 
-def _of_clusters(decisions: pd.DataFrame) -> dict[str, object]:
+def _of_clusters(decisions: pd.DataFrame) -> dict[str, Any]:
     """What the log says of the cluster."""
     rows = [
         (at_s, cluster)
@@ -125,7 +126,7 @@ def _of_clusters(decisions: pd.DataFrame) -> dict[str, object]:
     if not rows:
         return {}
     shown = rows[:: max(len(rows) // _MOST_SEEN, 1)]
-    found: dict[str, object] = {"seen_s": np.array([at_s for at_s, _ in shown], np.float64)}
+    found: dict[str, Any] = {"seen_s": np.array([at_s for at_s, _ in shown], np.float64)}
     for name in ("kv_usage_ratio", "serving"):
         if all(name in cluster for _, cluster in rows):
             found[name] = np.array([cluster[name] for _, cluster in shown], np.float64)
@@ -153,7 +154,7 @@ def _marks(decisions: pd.DataFrame) -> list[Mark]:
     return marks
 
 
-def _said(action: object) -> str:
+def _said(action: Any) -> str:
     changes = action if isinstance(action, list) else [action]
     names = [str(change.get("operation") or change.get("command")) for change in changes]
     return ", ".join(dict.fromkeys(names)).lower()

@@ -22,6 +22,7 @@ from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.sharing import SharedModel
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.backend import LiveBackend
+from serving_gym.envs.live.expansion import expand_endpoints
 from serving_gym.envs.live.launch_settings import LaunchSettings
 from serving_gym.envs.live.launcher import LocalServer, ending_on_signals
 from serving_gym.envs.live.settings import lower_limit
@@ -74,7 +75,7 @@ def live_backend(
         launched = None
         if config.launch:
             launched = stack.enter_context(LocalServers([launch_settings(config, cluster)], folder))
-        endpoints = config.endpoints if launched is None else launched.urls
+        endpoints = expanded(config) if launched is None else launched.urls
         spec = replace(cluster, num_gpus=len(endpoints) * cluster.base_width, max_group=1)
         backend = LiveBackend(spec, slos, replace(config, endpoints=endpoints, launch=False))
         stack.enter_context(backend)
@@ -120,7 +121,7 @@ def live_env(config: RunConfig, folder: Path) -> Iterator[tuple[LiveEnv, LocalSe
         if backend.launch:
             settings = fleet_launch_settings(backend, arguments["cluster"])
             launched = stack.enter_context(LocalServers(settings, folder))
-        endpoints = backend.endpoints if launched is None else launched.urls
+        endpoints = expanded(backend) if launched is None else launched.urls
         env = LiveRoutingEnv(replace(backend, endpoints=endpoints, launch=False), **arguments)
         stack.callback(env.close)
         if launched is not None:
@@ -273,6 +274,11 @@ _LAUNCHING: dict[str, Callable[[RunConfig, Path], contextlib.AbstractContextMana
     "deployment": _divided_env,
     "sharing": _shared_env,
 }
+
+
+def expanded(config: BackendConfig) -> tuple[str, ...]:
+    """The endpoints, one for each server (`expand_endpoints`)."""
+    return expand_endpoints(config.endpoints, config.allow_remote)
 
 
 def check_installed() -> None:

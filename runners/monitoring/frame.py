@@ -104,7 +104,8 @@ def _policies(policies: Sequence[Watched], now_s: float, stale_after_s: float) -
         "P99 ms",
         "overridden",
         "errors",
-        "other than\nthe fallback",
+        "other than\nfallback",
+        "other than\nfront end",
     ):
         table.add_column(name, justify="right")
     table.add_column("last reading", overflow="fold")
@@ -119,28 +120,36 @@ def _policies(policies: Sequence[Watched], now_s: float, stale_after_s: float) -
             _count(number_in(status, "applied")),
             _ms(number_in(status, "us_p50")),
             _ms(number_in(status, "us_p99")),
-            _count(number_in(status, "overrides", "late", "timeouts")),
+            _count(number_in(status, "overrides")),
             _count(number_in(status, "errors")),
             _share(disagreement(each)),
+            _share(disagreement(each, fallback=False)),
             _age(each, now_s, stale_after_s),
         )
     return table
 
 
 def mode_of(watched: Watched) -> str:
-    """Mode of a serving process, with the share of requests in canary mode."""
+    """Mode of a serving process, with the share of requests in canary mode, and whether its policy answers."""
     mode, share = str(watched.status.get("mode", "")), number_in(watched.status, "share")
-    return f"{mode} {share:.0%}" if mode == "canary" and share is not None else mode
+    said = f"{mode} {share:.0%}" if mode == "canary" and share is not None else mode
+    return said if watched.status.get("ready", True) else f"{said}, not ready"
 
 
-def disagreement(watched: Watched) -> float | None:
-    """Share of the compared decisions in which the policy chose otherwise; None: nothing was compared."""
+def disagreement(watched: Watched, fallback: bool = True) -> float | None:
+    """Share of the compared decisions in which the policy chose otherwise; None: nothing was compared.
+
+    Args:
+        watched: A serving process.
+        fallback: Whether otherwise than the fallback rule, or than the front end.
+    """
     status = watched.status
-    differed, compared = number_in(status, "disagreements", "disagreed"), number_in(status, "compared")
-    if differed is None and compared is not None:
-        differed = compared - (number_in(status, "agreed") or 0.0)
-    total = compared if compared is not None else number_in(status, "decisions")
-    return None if differed is None or not total else differed / total
+    if fallback:
+        compared, differed = (number_in(status, f"fallback_{name}") for name in ("compared", "disagreed"))
+    else:
+        compared, agreed = (number_in(status, name) for name in ("compared", "agreed"))
+        differed = None if compared is None or agreed is None else compared - agreed
+    return None if not compared or differed is None else differed / compared
 
 
 def sparkline(values: Iterable[int]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from serving_gym.envs.live.gauges import Gauges, MetricNames, find_names
 from serving_gym.envs.live.http import HttpClient, read_text, why
 from serving_gym.envs.live.metric_names import FAMILIES
-from serving_gym.envs.live.scraper import MOST_PAGE_BYTES
+from serving_gym.envs.live.servers import MOST_PAGE_BYTES
 
 ENGINE, POLICY = "engine", "policy"
 STATUS_PATHS = ("/v1/status", "/status")

@@ -63,7 +63,12 @@ class Summary:
             "rounds": self.rounds,
             "engines": {each.url: self._engine(each) for each in watched if each.kind == ENGINE},
             "policies": {
-                each.url: {**each.status, "disagreement": disagreement(each), **self._reading(each)}
+                each.url: {
+                    **each.status,
+                    "disagreement": disagreement(each),
+                    "front_end_disagreement": disagreement(each, fallback=False),
+                    **self._reading(each),
+                }
                 for each in watched
                 if each.kind == POLICY
             },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from serving_gym.runners.serving.connections import Connections
@@ -45,7 +45,7 @@ class BoundedHTTP:
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
 
-    async def start(self, posts: dict[str, Handler], gets: dict[str, Handler]) -> str:
+    async def start(self, posts: Mapping[str, Handler], gets: Mapping[str, Handler]) -> str:
         """Starts listening; returns the address.
 
         Args:

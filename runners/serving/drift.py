@@ -35,15 +35,26 @@ def training_ranges(policy: Mapping[str, Any]) -> dict[str, Range] | None:
     weights = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(weights, Mapping):
         return None
-    names = [key for key in weights if key.rpartition(".")[2].startswith(_LOW)]
     ranges: dict[str, Range] = {}
-    for key in names:
-        head, _, tail = key.rpartition(".")
-        part = tail.removeprefix(_LOW)
-        high = weights.get(f"{head}.{_HIGH}{part}" if head else f"{_HIGH}{part}")
-        if high is not None:
-            ranges[part] = weights[key].numpy(), high.numpy()
+    for member in weights.get(
+        "members", [weights]
+    ):  # of several trainings that were joined: what any of them saw
+        for part, (low, high) in _ranges_in(member).items():
+            known = ranges.get(part, (low, high))
+            ranges[part] = np.minimum(known[0], low), np.maximum(known[1], high)
     return ranges or None
+
+
+def _ranges_in(weights: Mapping[str, Any]) -> dict[str, Range]:
+    """Ranges among the weights of one network."""
+    found: dict[str, Range] = {}
+    for key in weights:
+        head, dot, tail = str(key).rpartition(".")
+        part = tail.removeprefix(_LOW)
+        high = weights.get(f"{head}{dot}{_HIGH}{part}")
+        if part != tail and high is not None:
+            found[part] = weights[key].numpy(), high.numpy()
+    return found
 
 
 def outside(observation: LazyObservation, ranges: Mapping[str, Range] | None) -> dict[str, int] | None:

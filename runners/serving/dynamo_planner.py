@@ -10,7 +10,8 @@ The planner calls at each tick the stages that it has the plug-in registered for
 What the planner observes is what the policy sees: engines that are ready and expected, and requests and mean lengths in
 a window. It tells no gauges of engines; they come from `scaling.replicas`, or the policy reads none
 (`scaling.without=[gauges]`). Where there is no decision the plug-in accepts, which is no opinion. With `mode=shadow` it
-always accepts, and the log has what it would have said: advisory.
+always accepts, and the log has what it would have said: advisory. The planner's configuration names the plug-in, or the
+plug-in registers itself (`scaling.registry`).
 
 Contract: protocol 1.0 of `dynamo.planner.plugin.v1` in Dynamo 1.5 (2026),
 `components/src/dynamo/planner/plugins/proto/v1/plugin.proto` at 0a756f2.
@@ -26,6 +27,8 @@ import numpy as np
 
 from serving_gym.envs.autoscaling.forecast import HOUR_S, forecast_tps
 from serving_gym.envs.live.discovery import Found
+from serving_gym.envs.live.endpoints import is_loopback
+from serving_gym.runners.serving.dynamo_registration import DynamoRegistration
 from serving_gym.runners.serving.grpc_methods import GRPCServer, Method, check_grpc
 from serving_gym.runners.serving.scaling_control import ScalingControl
 
@@ -58,7 +61,15 @@ class DynamoPlannerListener:
 
         self.service, self.control = service, ScalingControl.of(service)
         self._component = self.control.settings.component
+        registry = self.control.settings.registry
+        if registry is not None and not registry.startswith("unix:") and not service.config.allow_remote:
+            host = registry.removeprefix("grpc://").rpartition(":")[0].strip("[]")
+            if not is_loopback(host):
+                raise ValueError(
+                    f"scaling.registry={registry} is beyond loopback; allow it with allow_remote=true"
+                )
         self._tick = ""
+        self._registration: DynamoRegistration | None = None
         stages = {
             "Predict": Method(self._predict, pb.PredictStageRequest, pb.PredictStageResponse),
             "Propose": Method(self._propose, pb.ProposeStageRequest, pb.ProposeStageResponse),
@@ -74,12 +85,18 @@ class DynamoPlannerListener:
 
     async def start(self) -> str:
         """Starts listening; returns the address."""
-        where = await self._server.start()
+        where, settings = f"grpc://{await self._server.start()}", self.control.settings
         await self.control.start()
-        return f"grpc://{where}"
+        if settings.registry is not None:
+            reached = settings.endpoint or where
+            self._registration = DynamoRegistration(self.service, settings.registry, reached, settings.stages)
+            self._registration.start()
+        return where
 
     async def stop(self) -> None:
         """Stops listening."""
+        if self._registration is not None:
+            await self._registration.stop()
         await self.control.stop()
         await self._server.stop()
 
@@ -88,6 +105,7 @@ class DynamoPlannerListener:
         if context.request_id and context.request_id == self._tick:
             return
         self._tick = context.request_id
+        self.control.begin()
         self.service.count("dynamo_ticks")
         observed, replicas = context.observations, self.control.replicas
         ready = _counted(observed.workers, f"ready_{self._component}")

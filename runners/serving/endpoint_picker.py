@@ -20,10 +20,12 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
+from serving_gym.envs.live.endpoints import check_endpoints
 from serving_gym.runners.serving.bounded_site import may_pass
 from serving_gym.runners.serving.fleet_view import FleetView
 from serving_gym.runners.serving.gauge_feed import GaugeFeed
@@ -42,6 +44,7 @@ from serving_gym.runners.serving.routing_desk import TOO_MANY_REQUESTS, UNAVAILA
 if TYPE_CHECKING:
     import grpc
 
+    from serving_gym.runners.configuration.schema import BackendConfig
     from serving_gym.runners.serving.proto import ext_proc_pb2 as pb
     from serving_gym.runners.serving.service import PolicyService
 
@@ -69,7 +72,7 @@ class EndpointPicker:
         port: Port to listen on; 0: any free port.
 
     Raises:
-        ValueError: there are not as many endpoints as places, or gRPC is not installed.
+        ValueError: there are not as many endpoints as places, one is not allowed, or gRPC is not installed.
     """
 
     environments: ClassVar[tuple[str, ...]] = ("routing",)
@@ -79,7 +82,7 @@ class EndpointPicker:
     def __init__(self, service: PolicyService, address: str, port: int) -> None:
         _check_installed()
         self.service, self.address, self.port = service, address, port
-        settings, places = service.config.backend, len(service.env.policy_spec.fleet)
+        settings, places = _checked(service.config.backend), len(service.env.policy_spec.fleet)
         if len(settings.endpoints) != places:
             raise ValueError(
                 f"backend.endpoints names {len(settings.endpoints)} servers, but cluster has {places} places"
@@ -243,7 +246,7 @@ class Exchange:
         path = self._headers.get(":path", "").partition("?")[0]
         if path.rstrip("/").endswith(_GENERATING):
             try:
-                body = None if on_headers else _object(bytes(self._body))
+                body = self._arrive(on_headers)
             except ValueError as error:
                 return self._refuse(_BAD_REQUEST, str(error))
             endpoint, new_body = await self._choose(body)
@@ -260,18 +263,30 @@ class Exchange:
         sent = bytes(self._body) if new_body is None else new_body
         return [ext_proc.picked_on_headers(endpoint, length), *ext_proc.streamed_back(sent)]
 
-    async def _choose(self, body: dict[str, Any] | None) -> tuple[str, bytes | None]:
-        """The policy's endpoint, and the body with a new priority, if it has one; empty: refused."""
-        picker, classes = self._picker, self._picker.service.env.policy_spec.classes
+    def _arrive(self, on_headers: bool) -> dict[str, Any] | None:
+        """Books the request at the view; returns its body, None: only the headers are there.
+
+        Raises:
+            ValueError: the body is no request.
+        """
+        classes = self._picker.service.env.policy_spec.classes
         objective = self._headers.get(OBJECTIVE, "")
         class_id = classes.index(objective) if objective in classes else 0
-        if body is None:
-            lengths, ids = self._lengths_of_headers(class_id), prefix_ids({})
-        else:
+        if on_headers:
+            self._view.arrive(self._name, self._lengths_of_headers(class_id))
+            return None
+        body = _object(bytes(self._body))
+        try:
             lengths, ids = lengths_of(body, class_id), prefix_ids(body)
-            self._meter = AnswerMeter(bool(body.get("stream")))
-        model = "" if body is None else str(body.get("model") or "")
-        self._view.arrive(self._name, lengths, ids, model)
+        except RecursionError:
+            raise ValueError("the body is nested too deeply") from None
+        self._meter = AnswerMeter(bool(body.get("stream")))
+        self._view.arrive(self._name, lengths, ids, str(body.get("model") or ""))
+        return body
+
+    async def _choose(self, body: dict[str, Any] | None) -> tuple[str, bytes | None]:
+        """The policy's endpoint, and the body with a new priority, if it has one; empty: refused."""
+        picker = self._picker
         choice = await picker.desk.choose(self._name, self._allowed())
         if choice.place is None:
             self._why = (choice.status, choice.reason)
@@ -378,6 +393,21 @@ def _object(body: bytes) -> dict[str, Any]:
     if not prompt_of(found):
         raise ValueError("the body has no prompt: prompt, messages or input is missing")
     return found
+
+
+def _checked(settings: BackendConfig) -> BackendConfig:
+    """The settings of the endpoints, which must run already.
+
+    Raises:
+        ValueError: an address is not allowed, or servers are to be launched.
+    """
+    if settings.launch:
+        raise ValueError(
+            "backend.launch=true is not available here: name servers that run by backend.endpoints"
+        )
+    if not settings.endpoints:
+        return settings
+    return replace(settings, endpoints=check_endpoints(settings.endpoints, settings.allow_remote))
 
 
 def _host_and_port(url: str) -> str:

@@ -470,15 +470,10 @@ class Limits:
         low, high = context.limit(self.low), context.limit(self.high)
         if not array.size or array.dtype.kind == "b":
             return
-        bad = np.zeros(array.shape, bool)
-        if low is not None:
-            bad |= array < low
-        if high is not None:
-            bad |= array > high
-        if bad.any():
-            raise ValueError(
-                f"{where} must be {_between(low, high)}, got {shown(array[bad].ravel()[0].item())}"
-            )
+        beyond = [array.min()] if low is not None and array.min() < low else []
+        beyond += [array.max()] if high is not None and array.max() > high else []
+        if beyond:
+            raise ValueError(f"{where} must be {_between(low, high)}, got {shown(beyond[0].item())}")
 
 
 @dataclass(frozen=True)
@@ -536,7 +531,9 @@ class Array(Form):
         array = np.asarray(value)
         if array.dtype.kind != "f" or np.isfinite(array).all():
             return array.tolist()
-        return np.where(np.isfinite(array), array.astype(object), None).tolist()
+        entries = array.astype(object)
+        entries[~np.isfinite(array)] = None
+        return entries.tolist()
 
     def schema(self) -> dict[str, Any]:
         """Nested arrays of numbers, or base64."""
@@ -624,6 +621,8 @@ class Table(Form):
 
     def _check_allowed(self, name: str, column: NDArray[Any], where: str) -> None:
         kind = self.allowed[name]
+        if not len(column) or (column.min() >= 0 and column.max() < len(kind)):
+            return  # these enumerations count from 0
         bad = column[~np.isin(column, [int(member) for member in kind])]
         if len(bad):
             allowed = ", ".join(f"{int(member)} ({word(member)})" for member in kind)

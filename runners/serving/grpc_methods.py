@@ -57,6 +57,8 @@ class GRPCServer:
         address: Address to listen on.
         port: Port to listen on; 0: any free port.
         most_bytes: Longest message.
+        certificate: PEM of key, certificate, and of the authority of clients' certificates, which need none if that is
+            None; None: no TLS.
     """
 
     def __init__(
@@ -65,9 +67,10 @@ class GRPCServer:
         address: str,
         port: int,
         most_bytes: int = _MOST_BYTES,
+        certificate: tuple[bytes, bytes, bytes | None] | None = None,
     ) -> None:
         self._services, self.address, self.port = services, address, port
-        self._most_bytes = most_bytes
+        self._most_bytes, self._certificate = most_bytes, certificate
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> str:
@@ -87,12 +90,21 @@ class GRPCServer:
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
         host = f"[{self.address}]" if ":" in self.address else self.address
         try:
-            self.port = server.add_insecure_port(f"{host}:{self.port}")
+            self.port = self._add_port(server, f"{host}:{self.port}")
         except RuntimeError as error:
             raise OSError(f"{host}:{self.port} cannot be listened on: {error}") from None
         await server.start()
         self._server = server
         return f"{host}:{self.port}"
+
+    def _add_port(self, server: grpc.aio.Server, where: str) -> int:
+        import grpc
+
+        if self._certificate is None:
+            return int(server.add_insecure_port(where))
+        key, certificate, authority = self._certificate
+        credentials = grpc.ssl_server_credentials([(key, certificate)], authority, authority is not None)
+        return int(server.add_secure_port(where, credentials))
 
     async def stop(self) -> None:
         """Stops listening, streams included."""

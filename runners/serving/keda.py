@@ -4,7 +4,7 @@
 that the HorizontalPodAutoscaler that KEDA owns sets just that number. `IsActive` is false where the policy wants none,
 which it can only where none are allowed (`scaling.min_replicas`, else `env.min_instances`); KEDA then goes to 0.
 `StreamIsActive` (trigger `external-push`) says so at once. While there is no decision the answer is UNAVAILABLE, and
-KEDA leaves all as it is or follows its `fallback`.
+KEDA leaves all as it is or follows its `fallback`. With `scaling.tls_*` it speaks TLS (`enableTLS` of the trigger).
 
 Contract: `externalscaler.proto` of KEDA 2.20 and later; metric names and values as in its `external_scaler.go`.
 """
@@ -12,12 +12,14 @@ Contract: `externalscaler.proto` of KEDA 2.20 and later; metric names and values
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from serving_gym.runners.serving.grpc_methods import GRPCServer, Method, check_grpc
 from serving_gym.runners.serving.scaling_control import ScalingControl
 
 if TYPE_CHECKING:
+    from serving_gym.runners.serving.scaling_settings import ScalingSettings
     from serving_gym.runners.serving.service import PolicyService
 
 SERVICE = "externalscaler.ExternalScaler"
@@ -50,7 +52,8 @@ class KEDAListener:
             "GetMetricSpec": Method(self._metric_spec, ref, pb.GetMetricSpecResponse),
             "GetMetrics": Method(self._metrics, pb.GetMetricsRequest, pb.GetMetricsResponse),
         }
-        self._server = GRPCServer({SERVICE: methods}, address, port)
+        certificate = pem_of(self.control.settings)
+        self._server = GRPCServer({SERVICE: methods}, address, port, certificate=certificate)
 
     async def start(self) -> str:
         """Starts listening; returns the address."""
@@ -120,3 +123,21 @@ class KEDAListener:
         desired = await self._desired(context)
         value = pb.MetricValue(metricName=name, metricValue=desired, metricValueFloat=float(desired))
         return pb.GetMetricsResponse(metricValues=[value])
+
+
+def pem_of(settings: ScalingSettings) -> tuple[bytes, bytes, bytes | None] | None:
+    """Key, certificate and authority of `scaling.tls_*`; None: no TLS.
+
+    Raises:
+        ValueError: A file cannot be read.
+    """
+    if settings.tls_key is None or settings.tls_certificate is None:
+        return None
+    paths = settings.tls_key, settings.tls_certificate, settings.tls_client_ca
+    try:
+        key, certificate, authority = (None if path is None else Path(path).read_bytes() for path in paths)
+    except OSError as error:
+        raise ValueError(f"scaling.tls_*: {error.filename} cannot be read: {error.strerror}") from None
+    assert key is not None
+    assert certificate is not None
+    return key, certificate, authority

@@ -12,6 +12,9 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from serving_gym.runners.serving.openai_requests import (
     DEFAULT_OUTPUT_TOKENS,
     AnswerMeter,
@@ -165,7 +168,7 @@ class SlimeMiddleware:
         workers = [url for url in self._counts() if url not in getattr(self._router, "dead_workers", ())]
         if not workers:
             return None, None
-        number, url = self.placement.place(workers, lengths_of(body), prefix_ids(body))
+        number, url = self.placement.place(workers, *_measured(body))
         return number, str(url)
 
     def _chosen_url(self) -> str:
@@ -216,7 +219,7 @@ class SkyRLRouting:
         if not path.rstrip("/").endswith(_GENERATING):
             return await upstream._proxy_to_one(request, path)
         body = _object(await request.body())
-        number, url = self.placement.place(self._server_urls, lengths_of(body), prefix_ids(body))
+        number, url = self.placement.place(self._server_urls, *_measured(body))
         token = _chosen.set(str(url))
         generated, failed = None, True
         try:
@@ -328,6 +331,14 @@ def _object(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _measured(body: dict[str, Any]) -> tuple[Lengths, NDArray[np.int32]]:
+    """Lengths and prefix blocks of a request; of none for one that is nested too deeply, which no server takes."""
+    try:
+        return lengths_of(body), prefix_ids(body)
+    except RecursionError:
+        return lengths_of({}), prefix_ids({})
 
 
 def _replayed(messages: list[dict[str, Any]], receive: Any) -> Callable[[], Awaitable[Any]]:

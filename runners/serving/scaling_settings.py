@@ -10,6 +10,7 @@ from serving_gym.calibration.lookup import check_choice
 PARTS = ("gauges",)
 KINDS = ("deployments", "statefulsets", "replicasets")
 COMPONENTS = ("decode", "prefill")
+STAGES = ("predict", "propose", "reconcile", "constrain")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ class ScalingSettings:
         tls_key: Its key file.
         tls_client_ca: Authority of the certificates that its clients must show; None: they need none.
         component: Component of Dynamo's planner that is scaled.
+        stages: Stages that it registers for itself, where `registry` is given.
+        registry: Registry of Dynamo's planner, `HOST:PORT` or `unix:PATH`; the environment variable
+            SERVING_GYM_DYNAMO_TOKEN has the token for it. None: the planner's configuration names the plug-in.
+        endpoint: Address by which the planner reaches it then, `grpc://HOST:PORT`; None: the one that it listens on.
     """
 
     replicas: tuple[str, ...] = ()
@@ -56,6 +61,9 @@ class ScalingSettings:
     tls_key: str | None = None
     tls_client_ca: str | None = None
     component: str = "decode"
+    stages: tuple[str, ...] = ("propose",)
+    registry: str | None = None
+    endpoint: str | None = None
 
     def __post_init__(self) -> None:
         times = ("scrape_interval_s", "stale_after_s", "start_within_s")
@@ -70,6 +78,8 @@ class ScalingSettings:
         for part in self.without:
             check_choice("scaling.without", part, PARTS)
         check_choice("scaling.component", self.component, COMPONENTS)
+        for stage in self.stages:
+            check_choice("scaling.stages", stage, STAGES)
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("scaling.tls_certificate and scaling.tls_key must be given together")
         if self.tls_client_ca is not None and self.tls_certificate is None:

@@ -288,7 +288,6 @@ def _by_class(context: Context) -> NDArray[np.int64]:
 _LEFT_OUT = {("AutoscalingState", "coming"), *_HIDDEN}  # of the wire
 
 
-@cache
 def record_of(kind: type[Any], tag: str = "") -> Record:
     """The form of a dataclass or named tuple.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import pickle
@@ -213,7 +214,7 @@ class PolicyWorker:
         wait_s = min(
             0.1 * 2.0**self.restarts, 30.0
         )  # a policy that ends its process at once is not started in a loop
-        self._asked, asked = None, self._asked
+        asked, self._asked = self._asked, None
         self.loaded = False
         if asked is not None and not asked.future.done():
             asked.future.set_result(Judgement(None, None, 0.0, "the policy's process ended"))
@@ -237,6 +238,8 @@ def _work(pipe: Connection, make_host: MakeHost, parent: int) -> None:
     except Exception as error:  # noqa: BLE001 -- the parent says it
         pipe.send_bytes(pickle.dumps(str(error) or type(error).__name__))
         return
+    gc.collect()
+    gc.freeze()  # as in the parent
     pipe.send_bytes(pickle.dumps(""))
     with contextlib.suppress(EOFError, OSError):
         while True:

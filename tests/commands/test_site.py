@@ -21,7 +21,14 @@ from serving_gym.runners.documentation.front_page import section, verdict
 from serving_gym.runners.documentation.pages import written_pages
 from serving_gym.runners.documentation.results import COLUMNS, Results, keep, stale
 from serving_gym.runners.documentation.schemas import arguments_of
-from serving_gym.runners.documentation.tree import address, clashes, expanded, shown_files
+from serving_gym.runners.documentation.tree import (
+    address,
+    clashes,
+    expanded,
+    linked_files,
+    shown_files,
+    with_readmes,
+)
 from tests.tiers import full_except
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +40,8 @@ CHEAP = {
     "deployment": "vllm_static",
     "autoscaling": "fixed_instances",
 }
+SLOW = {"autoscaling", "deployment"}
+OWN = [name for name, entry in ENVS.items() if entry.package]  # other tests register further ones
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +51,7 @@ def written() -> dict[str, str]:
 
 def test_pages_of_environments_are_as_their_classes_say() -> None:
     pages = dict(environment_pages())
-    assert set(pages) == {f"docs/{name}.md" for name in ENVS}
+    assert set(pages) == {f"docs/{name}.md" for name in OWN}
     old = [path for path, content in pages.items() if (ROOT / path).read_text() != content]
     assert not old, "write them again: python -m runners.documentation"
 
@@ -51,7 +60,13 @@ def test_results_are_of_the_present_versions() -> None:
     assert stale() == []
 
 
-@pytest.mark.parametrize("name", full_except(sorted(CHEAP), "sharing"))
+@pytest.mark.parametrize(
+    "name",
+    [
+        *full_except(sorted(CHEAP.keys() - SLOW), "sharing"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(SLOW)),
+    ],
+)
 def test_results_come_again(name: str) -> None:
     kept, policy = Results.of(name), CHEAP[name]
     again = serving_gym.compare(name, [policy], seeds=kept.seeds)["policies"][policy]["metrics"]
@@ -83,7 +98,7 @@ def test_the_front_page_answers_with_kept_figures(written: dict[str, str]) -> No
     assert result.command in page
     assert result.as_table() in page
     assert verdict(result) in page
-    assert all(f"](docs/{name}.md)" in page for name in ENVS)
+    assert all(f"](docs/{name}.md)" in page for name in OWN)
 
 
 def test_a_verdict_says_when_there_is_no_difference() -> None:
@@ -137,6 +152,21 @@ def test_addresses_follow_from_paths() -> None:
     assert address("tests/vllm/README.md") == "tests/vllm/index.html"
     assert address("README.md") == "readme/index.html"
     assert address("docs/images/layouts.png") == "docs/images/layouts.png"
+
+
+def test_links_to_folders_lead_to_their_readme(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/README.md").write_text("# Here\n")
+    (tmp_path / "bare").mkdir()
+    page = tmp_path / "page.md"
+    page.write_text("[a](here) [b](here/) [c](bare) [d](https://x.org/here) ![e](here/README.md)")
+    readme = tmp_path / "here/README.md"
+    assert list(linked_files(page)) == [readme] * 3
+    shown = with_readmes(page.read_text(), tmp_path)
+    assert (
+        shown
+        == "[a](here/README.md) [b](here/README.md) [c](bare) [d](https://x.org/here) ![e](here/README.md)"
+    )
 
 
 def test_a_manual_needs_every_section() -> None:

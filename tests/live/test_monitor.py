@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,12 @@ from serving_gym.envs.live.http import HttpClient
 from serving_gym.envs.live.loop import LoopThread
 from serving_gym.runners import monitor
 from serving_gym.runners.command_line.cli import USER_ERROR
-from serving_gym.runners.monitoring.frame import frame, sparkline
-from serving_gym.runners.monitoring.pages import Watched, read_all
+from serving_gym.runners.configuration.compose import composed
+from serving_gym.runners.monitoring.frame import disagreement, frame, sparkline
+from serving_gym.runners.monitoring.pages import POLICY, Watched, number_in, read_all
+from serving_gym.runners.serving.config import ServeConfig
+from serving_gym.runners.serving.server import HttpListener
+from serving_gym.runners.serving.service import PolicyService
 from tests.live.conftest import MakeServer
 
 STATUS = {
@@ -27,8 +32,11 @@ STATUS = {
     "mode": "canary",
     "share": 0.25,
     "decisions": 200,
+    "ready": False,
     "errors": 1,
     "applied": 50,
+    "fallback_compared": 80,
+    "fallback_disagreed": 8,
     "compared": 160,
     "agreed": 120,
     "us_p50": 90.0,
@@ -83,12 +91,13 @@ def test_one_frame_of_engines_and_a_policy(
     said = capsys.readouterr().out
     assert said.count("s ago") == 3
     assert "together" in said
-    assert "canary 25%" in said
-    assert "25.0%" in said  # 40 of 160 compared decisions differ
+    assert "canary 25%, not" in said
+    assert "10.0%" in said  # 8 of 80 decisions differ from the fallback's
+    assert "25.0%" in said  # 40 of 160 from the front end's
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["rounds"] == 2
     assert [engine["readings"] for engine in summary["engines"].values()] == [2, 2]
-    assert summary["policies"][policy]["disagreement"] == 0.25
+    assert summary["policies"][policy]["disagreement"] == 0.1
     assert len((tmp_path / "readings.jsonl").read_text().splitlines()) == 2
 
 
@@ -141,6 +150,37 @@ def test_any_status_leaves_the_monitor_running(status: str) -> None:
         read(watched)
         read(watched)
         shown([watched], 1e9)
+
+
+def test_a_served_policy_is_known_by_its_status(tmp_path: Path) -> None:
+    words = ["env=routing", "cluster=fleet_h100_x4", "policy=jsq", "isolate=false"]
+    config = replace(composed("serve", ServeConfig, words), out=str(tmp_path))
+    service = PolicyService.of(config)
+
+    async def run() -> Watched:
+        listener = HttpListener(service, "127.0.0.1", 0)
+        await service.start()
+        try:
+            watched = Watched(await listener.start())
+            env: Any = service.env
+            env.reset(seed=0)
+            for _ in range(3):
+                await service.decide(env.state, {"kind": "dispatch", "place": 0, "priority": None})
+                await asyncio.sleep(0)
+            async with HttpClient() as client:
+                await read_all(client, [watched], 10.0)
+            return watched
+        finally:
+            await listener.stop()
+            await service.stop()
+            service.close()
+
+    watched = asyncio.run(run())
+    assert watched.kind == POLICY
+    assert number_in(watched.status, "decisions") == 3
+    assert (number_in(watched.status, "us_p99") or 0.0) > 0
+    assert disagreement(watched, fallback=False) is not None
+    assert "jsq" in shown([watched], watched.read_s or 0.0)
 
 
 def test_tokens_a_second_and_a_restart() -> None:

@@ -66,10 +66,6 @@ class StandIn:
         """Counts."""
         self.counts[(name, *labels.values())] += number
 
-    async def reset(self, seed: int) -> None:
-        """Begins anew."""
-        self.host.reset(seed)
-
     async def decide(self, state: Any, chosen: Any = None) -> Any:
         """The policy's decision."""
         self.states.append(state)

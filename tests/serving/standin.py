@@ -7,8 +7,8 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.routing.state import Dispatch
+from serving_gym.runners.configuration.schema import BackendConfig
 
 
 class StandIn:
@@ -19,7 +19,10 @@ class StandIn:
     ) -> None:
         self.env, self.policy, self.mode = env, policy, mode
         self.config = SimpleNamespace(
-            backend=LiveSettings(endpoints=endpoints, **settings), token=None, max_connections=50, read_s=5.0
+            backend=BackendConfig(name="vllm" if endpoints else "simulator", endpoints=endpoints, **settings),
+            token=None,
+            max_connections=50,
+            read_s=5.0,
         )
         self.log = logging.getLogger("standin")
         self.counts: Counter[str] = Counter()

@@ -395,6 +395,66 @@ def test_bodies_that_are_no_requests_are_400(env, servers, body, reason):
     asyncio.run(exchange())
 
 
+def test_an_endpoint_that_answers_503_gets_nothing_before_its_next_good_reading(env, servers):
+    def first(state):
+        return int(state.can_take.argmax())
+
+    async def exchange():
+        slow = {"scrape_interval_s": 5.0, "stale_after_s": 10.0}
+        async with picking(env, servers, first, **slow) as (_, picker, channel):
+            proxy = Proxy(channel)
+            assert picked(await proxy.send(BODY)) == names(servers)[0]
+            await proxy.answer(b"", status="503")
+            assert picked(await Proxy(channel).send(BODY)) == names(servers)[1]
+            assert picker.is_ready()
+
+    asyncio.run(exchange())
+
+
+def test_a_token_is_asked_for_where_there_is_one(env, servers):
+    async def exchange():
+        async with picking(env, servers, lambda state: 0) as (service, _, channel):
+            service.config.token = "a token of sixteen"
+            unknown = Proxy(channel)
+            await unknown.call.write(unknown.first)
+            with pytest.raises(grpc.aio.AioRpcError, match="the bearer token is missing or wrong"):
+                await unknown.call.read()
+            knowing = Proxy(channel)
+            knowing.call = ExternalProcessorStub(channel).Process(
+                metadata=(("authorization", "Bearer a token of sixteen"),)
+            )
+            assert picked(await knowing.send(BODY)) == names(servers)[0]
+
+    asyncio.run(exchange())
+
+
+def test_nobody_waits_on_where_the_retries_fail(env, servers):
+    async def exchange():
+        async with picking(env, servers, lambda state: None) as (_, picker, _):
+            picker.view.arrive(1, Lengths(10, 10))
+            waiting = asyncio.create_task(picker.desk.choose(1))
+            await asyncio.sleep(0.01)
+            picker.view.state = None  # what no policy can break
+            assert (await asyncio.wait_for(waiting, 10)).status == 503
+
+    asyncio.run(exchange())
+
+
+def test_bodies_that_are_too_long_or_too_deep_are_refused(env, servers, monkeypatch):
+    async def exchange():
+        async with picking(env, servers, lambda state: 0) as (_, picker, channel):
+            deep = b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}"
+            (refused,) = await Proxy(channel).send(deep)
+            assert refused.immediate_response.status.code == 400
+            assert "nested too deeply" in refused.immediate_response.details
+            monkeypatch.setattr("serving_gym.runners.serving.endpoint_picker.MOST_BODY_BYTES", 1000)
+            (refused,) = await Proxy(channel).send(BODY)
+            assert refused.immediate_response.status.code == 413
+            assert len(picker.view) == 0
+
+    asyncio.run(exchange())
+
+
 def test_without_a_body_the_length_stands_for_the_prompt(env, servers):
     async def exchange():
         async with picking(env, servers, lambda state: 1) as (service, _, channel):
@@ -438,5 +498,6 @@ def test_the_objective_names_the_class(servers):
 def test_endpoints_must_be_as_many_as_places(env):
     with pytest.raises(ValueError, match=r"backend\.endpoints names 1 servers, but cluster has 2 places"):
         EndpointPicker(StandIn(env, ("http://127.0.0.1:1",), None), "127.0.0.1", 0)
+    unknown = StandIn(env, ("http://127.0.0.1:1", "http://nowhere.invalid:1"), None, allow_remote=True)
     with pytest.raises(ValueError, match="has no address"):
-        EndpointPicker(StandIn(env, ("http://127.0.0.1:1", "http://nowhere.invalid:1"), None), "127.0.0.1", 0)
+        EndpointPicker(unknown, "127.0.0.1", 0)

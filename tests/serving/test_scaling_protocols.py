@@ -7,10 +7,12 @@ import contextlib
 import json
 import math
 import re
+import runpy
 import shutil
 import ssl
 import subprocess
 from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 
 import aiohttp
@@ -19,18 +21,21 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from examples.serve.kubernetes.run import milli_of, replicas_by_hpa
 from serving_gym.baselines.common.autoscalers.horizontal import replicas_for_external
 from serving_gym.runners.serving.aibrix import AIBrixListener
 from serving_gym.runners.serving.dynamo_planner import DynamoPlannerListener
+from serving_gym.runners.serving.dynamo_registration import DynamoRegistration
 from serving_gym.runners.serving.external_metrics import ExternalMetricsListener, selects
+from serving_gym.runners.serving.grpc_methods import GRPCServer, Method
 from serving_gym.runners.serving.keda import KEDAListener
 from serving_gym.runners.serving.proto import dynamo_planner_pb2 as planner
 from serving_gym.runners.serving.proto import externalscaler_pb2 as scaler
 from serving_gym.runners.serving.scaling_control import Decision, ScalingControl
 from tests.live.fake_server import FakeServer
+from tests.paths import ROOT
 from tests.serving.scaling_service import StandIn
 
+CONTROLLER = runpy.run_path(str(ROOT / "examples/serve/kubernetes/run.py"))
 HPA = ("policy=hpa_waiting", "env.history_bin_s=1", "env.recent_bin_s=1")
 VALUES = "/apis/external.metrics.k8s.io/v1beta1/namespaces/{}/desired_replicas"
 
@@ -156,7 +161,7 @@ def test_hpas_formula_yields_just_the_number_that_is_wanted(tolerance):
     """With a tolerance of 0 always; with Kubernetes' 0.1 unless a change is at most a tenth of what there is."""
     for present in range(1, 129):
         for desired in range(129):
-            found = replicas_by_hpa(present, milli_of(str(desired)), tolerance)
+            found = CONTROLLER["replicas_by_hpa"](present, CONTROLLER["milli_of"](str(desired)), tolerance)
             assert found == replicas_for_external(float(desired), 1.0, present, tolerance)
             swallowed = abs(1.0 - desired / present) <= tolerance
             assert found == (present if swallowed else desired)
@@ -419,6 +424,24 @@ def test_a_stream_does_not_hinder_the_end():
     asyncio.run(run())
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+def test_keda_speaks_tls(tmp_path):
+    cert, key = certificate(tmp_path, "server")
+    credentials = grpc.ssl_channel_credentials(Path(cert).read_bytes())
+
+    async def run():
+        async with (
+            listening(KEDAListener, tls_certificate=cert, tls_key=key) as (listener, at, _),
+            grpc.aio.secure_channel(at, credentials) as channel,
+        ):
+            decided(listener.control, 3)
+            return (await keda(channel).is_active(LLAMA)).result
+
+    assert asyncio.run(run())
+    with pytest.raises(ValueError, match=r"missing.pem cannot be read: No such file"):
+        KEDAListener(StandIn(*HPA, tls_certificate="missing.pem", tls_key=key), "127.0.0.1", 0)
+
+
 # --- AIBrix ---
 
 
@@ -559,7 +582,7 @@ def test_a_prediction_needs_an_hour_of_traffic():
 
     found = asyncio.run(run())
     assert not found[10].HasField("predictions")
-    assert found[10].reason == "a forecast needs 3600 s of traffic, and there are 660 s"
+    assert found[10].reason == "a forecast needs 3600 s of traffic, and there are 600 s"
     predicted = found[-1].predictions
     assert predicted.predicted_num_req == pytest.approx(120.0, rel=1e-3)
     assert predicted.predicted_isl == pytest.approx(1000.0, rel=1e-3)
@@ -581,6 +604,87 @@ def test_windows_that_overlap_or_have_no_numbers_are_neither_counted_twice_nor_a
     np.testing.assert_allclose(history.rows["requests"] / history.bin_s, 1.0, rtol=1e-6)
 
 
+class Registry:
+    """The planner's registry, which forgets at times."""
+
+    def __init__(self):
+        self.registered, self.beats, self.gone, self.refused = {}, [], [], 1
+
+    def services(self):
+        kinds = {"Register": self.register, "Heartbeat": self.heartbeat, "Unregister": self.unregister}
+        methods = {
+            name: Method(answer, getattr(planner, f"{name}Request"), getattr(planner, f"{name}Response"))
+            for name, answer in kinds.items()
+        }
+        return {"dynamo.planner.plugin.v1.PluginRegistry": methods}
+
+    async def register(self, asked, context):
+        if self.refused:
+            self.refused -= 1
+            return planner.RegisterResponse(accepted=False, reject_reason="auth rejected")
+        self.registered[asked.plugin_id] = asked
+        return planner.RegisterResponse(accepted=True, negotiated_protocol_version="1.0")
+
+    async def heartbeat(self, asked, context):
+        self.beats.append((asked.plugin_id, asked.auth_token))
+        if len(self.beats) == 3:  # the planner was started anew
+            self.registered.clear()
+        return planner.HeartbeatResponse(ok=asked.plugin_id in self.registered)
+
+    async def unregister(self, asked, context):
+        self.gone.append(asked.plugin_id)
+        return planner.UnregisterResponse(ok=self.registered.pop(asked.plugin_id, None) is not None)
+
+
+def test_the_plug_in_registers_itself_again_and_again_and_goes_in_order(monkeypatch, caplog):
+    monkeypatch.setenv("SERVING_GYM_DYNAMO_TOKEN", "secret")
+    registry, service = Registry(), StandIn(*HPA)
+
+    async def run():
+        server = GRPCServer(registry.services(), "127.0.0.1", 0)
+        at = await server.start()
+        stages = ("propose", "constrain")
+        registration = DynamoRegistration(service, at, "grpc://127.0.0.1:9", stages, beat_s=0.05)
+        registration.start()
+        async with asyncio.timeout(20):
+            while len(registry.beats) < 8 or len(registry.registered) < 2:
+                await asyncio.sleep(0.05)
+        known = dict(registry.registered)
+        await registration.stop()
+        await server.stop()
+        return known
+
+    known = asyncio.run(run())
+    assert sorted(known) == ["serving-gym-constrain", "serving-gym-propose"]
+    asked = known["serving-gym-propose"]
+    assert (asked.plugin_type, asked.endpoint, asked.protocol_version) == (
+        "propose",
+        "grpc://127.0.0.1:9",
+        "1.0",
+    )
+    assert (asked.auth_token, asked.hold_policy) == ("secret", planner.HOLD_LAST)
+    assert set(registry.beats) == {("serving-gym-propose", "secret"), ("serving-gym-constrain", "secret")}
+    assert sorted(registry.gone) == sorted(known)
+    assert service.counts["dynamo_registration_failures",] == 1
+    assert "does not take propose: auth rejected" in caplog.text
+
+
+def test_a_planner_that_is_not_there_is_counted_and_hinders_no_end(caplog):
+    async def run():
+        words = {"registry": "127.0.0.1:1", "without": ("gauges",)}
+        async with asyncio.timeout(30), listening(DynamoPlannerListener, *RATE, **words) as (_, _, service):
+            while not service.counts["dynamo_registration_failures",]:
+                await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+    assert "the planner's registry at 127.0.0.1:1 does not take propose" in caplog.text
+
+
+def test_a_planner_on_another_machine_must_be_allowed():
+    with pytest.raises(ValueError, match=r"scaling.registry=10.0.0.1:9099 is beyond"):
+        DynamoPlannerListener(StandIn(*RATE, registry="10.0.0.1:9099"), "127.0.0.1", 0)
+
+
 def test_sageserve_asks_for_its_window_of_traffic_first():
     async def run():
         words = ("policy=sageserve", "policy.params.strategy=LT-I")
@@ -597,7 +701,7 @@ def test_sageserve_asks_for_its_window_of_traffic_first():
             )
 
     found, bootstrap, reset = asyncio.run(run())
-    assert found == ["accept"] * 14 + ["override"] * 4  # 15 minutes
+    assert found == ["accept"] * 15 + ["override"] * 3  # 15 minutes
     assert bootstrap.ok
     assert bootstrap.message == "serving-gym: sageserve"
     assert reset.ok

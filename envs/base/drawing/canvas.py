@@ -125,15 +125,10 @@ class Canvas:
         scaled = [(round(x * self.scale), round(y * self.scale)) for x, y in points]
         self._draw.line(scaled, colour, max(1, round(width * self.scale)))
 
-    def dashed(self, area: Area, colour: str, horizontal: bool = True, dash: float = 4.0) -> None:
-        """A dashed line from the upper left corner of an area, along it."""
-        length = area.width if horizontal else area.height
+    def dashed(self, x: float, y: float, length: float, colour: str, dash: float = 4.0) -> None:
+        """A horizontal dashed line."""
         for at in np.arange(0.0, length, 2 * dash).tolist():
-            until = min(at + dash, length)
-            if horizontal:
-                self.line([(area.x + at, area.y), (area.x + until, area.y)], colour)
-            else:
-                self.line([(area.x, area.y + at), (area.x, area.y + until)], colour)
+            self.line([(x + at, y), (x + min(at + dash, length), y)], colour)
 
     def arrow(self, points: list[tuple[float, float]], colour: str, width: float = 1.0) -> None:
         """A line through points that ends in an arrow head; its last piece points down or to the right."""
@@ -147,19 +142,6 @@ class Canvas:
             stop = (x - 1.4 * head, y)
         self.line([*points[:-1], stop], colour, width)
         self._draw.polygon([(round(a * self.scale), round(b * self.scale)) for a, b in tip], colour)
-
-    def dot(self, x: float, y: float, radius: float, colour: str) -> None:
-        """A filled circle."""
-        s = self.scale
-        self._draw.ellipse(
-            (
-                round((x - radius) * s),
-                round((y - radius) * s),
-                round((x + radius) * s),
-                round((y + radius) * s),
-            ),
-            colour,
-        )
 
     def columns(
         self, area: Area, tops: NDArray[np.floating], bottoms: NDArray[np.floating], colour: str

@@ -191,7 +191,7 @@ def _draw_plot(canvas: Canvas, area: Area, plot: Plot, timeline: Timeline, now_s
             canvas.columns(area, heights + thick / 2, heights - thick / 2, curve.colour)
     if limit is not None:
         y = area.bottom - limit * area.height
-        canvas.dashed(Area(area.x, y, area.width, 0), BLACK)
+        canvas.dashed(area.x, y, area.width, BLACK)
     canvas.line([(area.x, area.y), (area.x, area.bottom), (area.right, area.bottom)], GREY)
     for tick in plot.ticks():
         y = area.bottom - float(plot.place(tick)) * area.height
