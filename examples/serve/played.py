@@ -84,7 +84,7 @@ class Deployment:
         running = min(self.served_rps, rps / max(len(self.pods), 1) + each)
         said = {
             name: {
-                "num_running": round(running),
+                "num_running": math.ceil(running),
                 "num_waiting": round(each),
                 "kv_usage_ratio": min(0.2 + each / 50, 1.0),
                 "requests_total": ended,
@@ -111,7 +111,7 @@ def served(policy: str, protocols: Sequence[str], *words: str) -> Iterator[dict[
         command = [
             sys.executable,
             "-m",
-            "runners.serve",
+            "serving_gym.runners.serve",
             "env=autoscaling",
             f"policy={policy}",
             f"protocols=[{','.join(protocols)}]",

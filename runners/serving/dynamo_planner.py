@@ -105,6 +105,7 @@ class DynamoPlannerListener:
         if context.request_id and context.request_id == self._tick:
             return
         self._tick = context.request_id
+        self.control.begin()
         self.service.count("dynamo_ticks")
         observed, replicas = context.observations, self.control.replicas
         ready = _counted(observed.workers, f"ready_{self._component}")

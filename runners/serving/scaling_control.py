@@ -95,6 +95,7 @@ class ScalingControl:
         if known_s:
             self.view.meter.begin_with(known)
         self._kept_s = known_s  # when the history was last written
+        self._known_s, self._begun = known_s, False  # whether there has been a reading
         self.replicas = Replicas(settings, self.view.begun_s)
         urls = settings.replicas or service.config.backend.endpoints
         remote = service.config.allow_remote or service.config.backend.allow_remote
@@ -119,6 +120,12 @@ class ScalingControl:
         if service not in cls._of:
             cls._of[service] = cls(service, service.config.scaling)
         return cls._of[service]  # type: ignore[return-value]
+
+    def begin(self) -> None:
+        """Has the clock run on from the first reading, so that no time without any counts as time without traffic."""
+        if not self._begun:
+            self._begun, self._began_s = True, self._clock() - self._known_s
+            self.view.begun_s = self.replicas.begun_s = time.time() - self._known_s
 
     def _history(self, config: AutoscalingConfig, now_s: float) -> NDArray[np.void]:
         """Traffic that is known from before; none where there is no file."""
@@ -243,6 +250,7 @@ class ScalingControl:
                     _log.warning("%s cannot be read (%s); what was last asked for stands in", path, error)
                 self.replicas.wanted = None
         if self._scraper is not None:
+            self.begin()
             failures = self._scraper.failures
             await self._scraper.read(session, self.now_s)
             if (failed := self._scraper.failures - failures) > 0:
@@ -257,6 +265,7 @@ class ScalingControl:
         if self._scraper is not None:
             raise ValueError("readings are not posted here: scaling.replicas are read")
         values, found, held, wanted = posted(body)
+        self.begin()
         now_s = self.now_s
         self.replicas.there_are(found, now_s)
         for name, said in values.items():

@@ -134,7 +134,8 @@ class Meter:
         """Takes a sample.
 
         Args:
-            now_s: Its time; ignored unless later than the last one.
+            now_s: Its time; unless it is later than the last one, only counters of replicas that were there before
+                begin with it.
             requests: Requests anywhere.
             replicas: Replicas that serve.
             metrics: Values by name and replica.
@@ -142,6 +143,8 @@ class Meter:
         """
         span_s = now_s - self.times_s[-1]
         if span_s <= 0:
+            if started_s is not None:
+                self._begin_counters(metrics, now_s)
             return
         grown = np.zeros(_WIDTH)
         for column, name in enumerate(COUNTERS):
@@ -155,6 +158,11 @@ class Meter:
         if len(self.times_s) > self._most:
             self._compact(now_s)
             self._most = len(self.times_s) + _SAMPLES
+
+    def _begin_counters(self, metrics: Metrics, now_s: float) -> None:
+        for name in COUNTERS:
+            for replica, value in metrics.get(name, {}).items():
+                self.last.setdefault((name, replica), (value, now_s))
 
     def begin_with(self, rows: NDArray[np.void]) -> None:
         """Begins with traffic that is known, in bins of `coarse_s` from 0 on.

@@ -72,7 +72,7 @@ def test_the_policy_is_asked_at_its_own_period_and_its_last_decision_stands_in_b
 
 def test_replicas_that_were_asked_for_are_starting_until_they_are_given_up(caplog):
     service, control, clock = made(*HPA, start_within_s=60.0, stale_after_s=100.0)
-    play(control, clock, 5, readings(2, 50))
+    play(control, clock, 10, readings(2, 50))
     assert control.decision.desired == 6  # four more at a time
     play(control, clock, 15, readings(2, 50))
     (own,) = service.states[-1].endpoints
@@ -100,7 +100,7 @@ def test_without_enough_fresh_readings_the_last_decision_stands_and_is_said_once
     assert control.decision is before
     assert control.problem == "the readings of 4 of 4 replicas are older than 20 s"
     assert service.counts["scaling_stands", "stale"] > 1
-    assert len([text for text in caplog.messages if "the last decision stands" in text]) == 1
+    assert len([text for text in caplog.messages if "4 of 4 replicas are older" in text]) == 1
     assert len(service.states) == asked
     play(control, clock, 30, readings(4, 5, wanted=4))
     assert control.problem == ""
@@ -176,14 +176,14 @@ def test_a_policy_that_takes_long_does_not_stop_the_readings(monkeypatch):
         return meanwhile
 
     samples, decision, questions = asyncio.run(run())
-    assert (samples, decision, questions) == (6, None, [20.0])  # one question at a time
+    assert (samples, decision, questions) == (5, None, [20.0])  # one question at a time
     assert control.decision.desired == 6
 
 
 def test_a_forecast_waits_for_history_and_for_tokens():
     _, control, clock = made("policy=sageserve", stale_after_s=100.0)
     assert set(play(control, clock, 60, readings(2, 50))) == {None}
-    assert control.problem == "sageserve needs 900 s of traffic history, and there are 60 s"
+    assert control.problem == "sageserve needs 900 s of traffic history, and there are 55 s"
     play(control, clock, 1000, readings(2, 50), every_s=50.0)
     assert control.problem == "sageserve needs the traffic history, and no source reports input_tokens_total"
     body = readings(2, 50, wanted=2)
@@ -234,7 +234,7 @@ def test_the_history_outlives_the_process(tmp_path, caplog):
     np.testing.assert_allclose(service.states[-1].endpoints[0].history.rows["input_tokens"][:102], 6e5)
     control._keep_history()
     found = read_history(path, 60.0, control.view.begun_s + control.now_s, 1e9)
-    assert len(found) == 105
+    assert len(found) == 104
     np.testing.assert_allclose(found["input_tokens"][-2:], 6e5)  # 2 replicas
     assert "2 bins are missing" in caplog.text
 
@@ -273,8 +273,9 @@ def test_what_the_target_is_to_have_is_read_from_the_cluster(tmp_path, monkeypat
             monkeypatch.setattr("serving_gym.runners.serving.scaling_control.KubernetesAPI", api)
             _, control, clock = made(*HPA, target="models/llama", read_scale=True)
             await control._read(None)
-            clock.now_s += 5.0
-            await control.post(readings(2, 5))
+            for _ in range(2):
+                clock.now_s += 5.0
+                await control.post(readings(2, 5))
             first = control.replicas.wanted, control.decision.present
             server.status, server.body = 503, b""
             await control._read(None)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import re
+import runpy
 import shutil
 import ssl
 import subprocess
@@ -20,7 +21,6 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from examples.serve.kubernetes.run import milli_of, replicas_by_hpa
 from serving_gym.baselines.common.autoscalers.horizontal import replicas_for_external
 from serving_gym.runners.serving.aibrix import AIBrixListener
 from serving_gym.runners.serving.dynamo_planner import DynamoPlannerListener
@@ -32,8 +32,10 @@ from serving_gym.runners.serving.proto import dynamo_planner_pb2 as planner
 from serving_gym.runners.serving.proto import externalscaler_pb2 as scaler
 from serving_gym.runners.serving.scaling_control import Decision, ScalingControl
 from tests.live.fake_server import FakeServer
+from tests.paths import ROOT
 from tests.serving.scaling_service import StandIn
 
+CONTROLLER = runpy.run_path(str(ROOT / "examples/serve/kubernetes/run.py"))
 HPA = ("policy=hpa_waiting", "env.history_bin_s=1", "env.recent_bin_s=1")
 VALUES = "/apis/external.metrics.k8s.io/v1beta1/namespaces/{}/desired_replicas"
 
@@ -159,7 +161,7 @@ def test_hpas_formula_yields_just_the_number_that_is_wanted(tolerance):
     """With a tolerance of 0 always; with Kubernetes' 0.1 unless a change is at most a tenth of what there is."""
     for present in range(1, 129):
         for desired in range(129):
-            found = replicas_by_hpa(present, milli_of(str(desired)), tolerance)
+            found = CONTROLLER["replicas_by_hpa"](present, CONTROLLER["milli_of"](str(desired)), tolerance)
             assert found == replicas_for_external(float(desired), 1.0, present, tolerance)
             swallowed = abs(1.0 - desired / present) <= tolerance
             assert found == (present if swallowed else desired)
@@ -580,7 +582,7 @@ def test_a_prediction_needs_an_hour_of_traffic():
 
     found = asyncio.run(run())
     assert not found[10].HasField("predictions")
-    assert found[10].reason == "a forecast needs 3600 s of traffic, and there are 660 s"
+    assert found[10].reason == "a forecast needs 3600 s of traffic, and there are 600 s"
     predicted = found[-1].predictions
     assert predicted.predicted_num_req == pytest.approx(120.0, rel=1e-3)
     assert predicted.predicted_isl == pytest.approx(1000.0, rel=1e-3)
@@ -699,7 +701,7 @@ def test_sageserve_asks_for_its_window_of_traffic_first():
             )
 
     found, bootstrap, reset = asyncio.run(run())
-    assert found == ["accept"] * 14 + ["override"] * 4  # 15 minutes
+    assert found == ["accept"] * 15 + ["override"] * 3  # 15 minutes
     assert bootstrap.ok
     assert bootstrap.message == "serving-gym: sageserve"
     assert reset.ok

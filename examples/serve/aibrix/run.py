@@ -1,6 +1,6 @@
 """Plays AIBrix' PodAutoscaler (strategy KPA) against the external metric source, without a cluster.
 
-    python -m examples.serve.aibrix.run
+    python examples/serve/aibrix/run.py
 
 It asks what AIBrix asks, `GET http://ENDPOINT/PATH` with the path of the GPU optimizer, takes the first sample of
 `targetMetric` from the page, and applies KPA's formula with `targetValue: "1"` and a window of one sample.
@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 import sys
 import time
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from examples.serve.played import Deployment, asked, header, load, row, served
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from played import Deployment, asked, header, load, row, served
 
 TICK_S = 0.25
 TICKS = 40

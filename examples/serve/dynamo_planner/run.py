@@ -1,6 +1,6 @@
 """Plays the planner of NVIDIA Dynamo against the plug-in, without Dynamo.
 
-    python -m examples.serve.dynamo_planner.run
+    python examples/serve/dynamo_planner/run.py
 
 Each tick it observes the traffic and the engines, calls the stages predict, propose, reconcile and constrain in their
 order, merges the answers as the planner does (SET by priority, then AT_MOST, then AT_LEAST) and sets the engines.
@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import grpc
 
-from examples.serve.played import Deployment, header, load, row, served
 from serving_gym.runners.serving.proto import dynamo_planner_pb2 as pb
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from played import Deployment, header, load, row, served
 
 TICK_S = 0.25
 TICKS = 40

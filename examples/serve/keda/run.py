@@ -1,6 +1,6 @@
 """Plays keda-operator and its metrics server against the external scaler, without a cluster.
 
-    python -m examples.serve.keda.run
+    python examples/serve/keda/run.py
 
 It calls what KEDA calls: `GetMetricSpec` for the HorizontalPodAutoscaler that it owns, `IsActive` at its polling
 interval, `GetMetrics` when the autoscaler asks, and it follows `StreamIsActive`. At last there is no load: the policy
@@ -14,12 +14,15 @@ import math
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import grpc
 
-from examples.serve.played import Deployment, asked, header, load, row, served
 from serving_gym.runners.serving.proto import externalscaler_pb2 as pb
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from played import Deployment, asked, header, load, row, served
 
 TICK_S = 0.25
 TICKS = 48

@@ -1,6 +1,6 @@
 """Plays kube-controller-manager's HorizontalPodAutoscaler against the external metrics API, without a cluster.
 
-    python -m examples.serve.kubernetes.run
+    python examples/serve/kubernetes/run.py
 
 It asks the API as the controller does, by discovery and then the value, and applies the controller's formula for an
 external metric with `AverageValue: 1` (`GetExternalPerPodMetricReplicas`) to it. The number of replicas that it sets
@@ -13,8 +13,10 @@ import json
 import math
 import sys
 import time
+from pathlib import Path
 
-from examples.serve.played import Deployment, asked, header, load, row, served
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from played import Deployment, asked, header, load, row, served
 
 TICK_S = 0.25
 TICKS = 32
