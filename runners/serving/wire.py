@@ -37,23 +37,21 @@ from serving_gym.envs.machines.cluster import Cluster
 from serving_gym.envs.routing.state import Defer, Dispatch, Reject, RoutingState
 from serving_gym.envs.sharing.state import Share, SharingState
 from serving_gym.runners.serving.forms import (
-    Array,
     Choice,
     Context,
     Default,
     Flag,
     Form,
-    Limits,
     Listed,
     Maybe,
     Named,
     Number,
     Record,
-    Table,
     Text,
     Variants,
     snake,
 )
+from serving_gym.runners.serving.tables import Array, Limits, Table
 
 VERSION = 1
 
