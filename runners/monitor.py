@@ -147,6 +147,8 @@ async def _watch(config: MonitorConfig, watched: list[Watched], gain: GainWatch 
                         await asyncio.wait_for(stopped.wait(), max(due_s - time.monotonic(), 0.0))
                     if stopped.is_set():
                         break
+        if not console.is_terminal:  # the last frame has no line end there
+            console.print()
     finally:
         if estimating is not None:
             estimating.cancel()

@@ -162,11 +162,13 @@ class BaseRenderer(Generic[State]):
         return timeline, nice(float(counts.max()) / timeline.bin_s)
 
     def _expected_end_s(self, workload: Workload) -> float:
-        """When most have ended if a request takes as long as its SLO allows, seconds."""
+        """The decision by which most have ended if a request takes as long as its SLO allows, seconds."""
         slos = self.episode.slos
         limits = np.array([(slo.ttft_s, slo.tpot_s) for slo in slos])[workload.class_id]
         allowed_s = limits[:, 0] + limits[:, 1] * (workload.output_tokens - 1)
-        return last_arrival_s(workload, slos) + float(np.median(allowed_s))
+        end_s = last_arrival_s(workload, slos) + float(np.median(allowed_s))
+        interval_s: float = self.episode.policy_spec.decision_interval_s
+        return float(np.ceil(end_s / interval_s) * interval_s)
 
     # -- text ----------------------------------------------------------------------------------------------------------
 

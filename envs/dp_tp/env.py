@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from serving_gym.envs.base.env import SteppedEnv
 from serving_gym.envs.dp_tp.config import DPTPConfig
 from serving_gym.envs.dp_tp.episode import DPTPEpisode
@@ -90,4 +92,4 @@ class DPTPEnv(SteppedEnv[DPTPConfig, ClusterState]):
     parts = PARTS
     make_spaces = staticmethod(make_spaces)
     renderer_class = Renderer
-    commands = (SetLayout, Redeploy)
+    commands: ClassVar[tuple[type, ...]] = (SetLayout, Redeploy)

@@ -48,9 +48,9 @@ def command(
         def task(config: DictConfig) -> None:
             values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
             out = Path(HydraConfig.get().runtime.output_dir)
-            config = build(schema, values)
+            built = build(schema, values)
             write_provenance(out, name, HydraConfig.get().overrides.task)
-            function(config, out)
+            function(built, out)
 
         @functools.wraps(function)
         def main(words: Sequence[str] | None = None) -> int:

@@ -370,6 +370,8 @@ class CompareConfig(RunConfig):
             raise ValueError("launcher=ray needs backend=simulator: live servers serve one episode at a time")
         if self.search.seeds and self.backend.name != SIMULATOR:
             raise ValueError("search.seeds needs backend=simulator: live servers cannot be forked")
+        if self.report and self.benchmark is not None:
+            raise ValueError("report=true is for one comparison; leave it or benchmark out")
         twice = sorted({name for name in self.compared if self.compared.count(name) > 1})
         if twice:
             raise ValueError(f"policies names {twice[0]!r} more than once")

@@ -52,8 +52,6 @@ def environment_page(name: str) -> str:
     env_class, config_class = entry.load(entry.entry_point), entry.load(entry.config)
     lead, sections = manual_of(env_class)
     kind = entry.env_id.partition("/")[2].partition("-")[0].replace("DPTP", "DP/TP")
-    picture = ROOT / f"docs/images/{name}.png"
-    drawn = f"![{kind}: an episode](images/{picture.name})\n" if picture.is_file() else ""
     written = {
         "Observation space": [part_text(part, config_class) for part in env_class.parts],
         "What there is to gain": [Results.of(name).as_text()],
@@ -63,7 +61,7 @@ def environment_page(name: str) -> str:
         f"# {kind}: `{entry.env_id}`",
         f"<!-- Written by `python -m runners.documentation` from {entry.entry_point.partition(':')[0]}. -->",
         lead,
-        drawn.strip(),
+        picture_text(name, kind),
         facts(name, entry, env_class),
         _MORE.get(name, ""),
         use(name, entry),
@@ -87,6 +85,16 @@ def manual_of(env_class: type) -> tuple[str, dict[str, str]]:
             f"got {', '.join(titles)}"
         )
     return re.sub(r" `Serving/[\w-]+`\.", "", lead, count=1), dict(zip(titles, texts, strict=True))
+
+
+def picture_text(name: str, kind: str) -> str:
+    """The picture of an environment and its animation, as far as docs/images has them."""
+    images = [f"images/{name}.{suffix}" for suffix in ("png", "gif")]
+    still, moving = (image if (ROOT / "docs" / image).is_file() else "" for image in images)
+    lines = [f"![{kind}: an episode]({still})"] if still else []
+    if moving:
+        lines.append(f"[Animated]({moving}), with a policy beside another ([how](figures.md)).")
+    return "\n\n".join(lines)
 
 
 def facts(name: str, entry: EnvEntry, env_class: Any) -> str:

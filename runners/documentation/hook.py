@@ -6,10 +6,11 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from serving_gym.runners.documentation.code_blocks import fenced, sides
 from serving_gym.runners.documentation.pages import written_pages
-from serving_gym.runners.documentation.tree import ROOT, address, expanded, shown_files
+from serving_gym.runners.documentation.tree import ROOT, address, expanded, shown_files, with_readmes
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -38,10 +39,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return site
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Names the language of code, and puts the two ways to do a thing side by side.
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Leads links to folders to their README.md, names the language of code, and puts two ways side by side.
 
     Args:
-        markdown: Of a page.
+        markdown: Of the page.
+        page: The page.
     """
-    return sides(fenced(markdown))
+    return sides(fenced(with_readmes(markdown, (ROOT / page.file.src_uri).parent)))

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-_LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
+_LINK = re.compile(r"(?:\]\(|<img [^>]*?src=\")(?!\w+:)([^)#\s\"]+)")
 # Beside what the pages in docs/ link to.
 _ALSO = ("README.md", "CONTRIBUTING.md", "agents/zoo/*/card.md", "examples/*/README.md")
 # Pages whose address does not follow from their path: that of the repository, and the index for readers there.
@@ -44,8 +44,26 @@ def linked_files(page: Path) -> Iterator[Path]:
     """Files that a page links to, where they are."""
     for target in _LINK.findall(page.read_text(encoding="utf-8")):
         path = (page.parent / target).resolve()
+        if path.is_dir():
+            path /= "README.md"
         if path.is_file():
             yield path
+
+
+def with_readmes(markdown: str, folder: Path) -> str:
+    """A document whose links to folders lead to their README.md, which code hosts show there.
+
+    Args:
+        markdown: The document.
+        folder: Where it lies.
+    """
+
+    def file_of(link: re.Match[str]) -> str:
+        if not (folder / link[1] / "README.md").is_file():
+            return link[0]
+        return f"]({link[1].rstrip('/')}/README.md"
+
+    return _LINK.sub(file_of, markdown)
 
 
 def address(path: str) -> str:

@@ -311,6 +311,6 @@ def watched(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.25)
     axes[2].yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes[-1].set_xlabel("time, s; gaps: no reading")
+    axes[-1].set_xlabel("time, s")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=8)
     return figure

@@ -69,6 +69,7 @@ def _what(run: RunFolder) -> str:
             else run.config.get("seed"),
         ),
         ("backend", found.get("backend", "")),
+        ("live client", _client(run.summary.get("live"))),
         ("engines", "; ".join(engines_of(run))),
         ("directory", run.path.resolve().name),
     ]
@@ -88,3 +89,16 @@ def _described(name: Any, workload: Mapping[str, Any]) -> str:
     if workload.get("rate_scale") not in (None, 1, 1.0):
         words.append(f"rate_scale={workload['rate_scale']}")
     return f"{name or ''}{' (' + ', '.join(words) + ')' if words else ''}"
+
+
+def _client(live: Mapping[str, Any] | None) -> str:
+    """What the client of live servers says of itself, in a few words."""
+    if not live:
+        return ""
+    share, client = live["overrides"]["share"], live["client"]
+    said = [f"{share:.1%} of the decisions overridden"]
+    if "send_lag_p99_s" in client:
+        said.append(f"P99 of its lag {1e3 * client['send_lag_p99_s']:.3g} ms")
+    if "load" in client:
+        said.append(f"load {client['load']:.3g} of {client.get('cores', 1)} cores")
+    return ", ".join(said)

@@ -97,8 +97,15 @@ def _uncertain(run: RunFolder) -> list[str]:
 
 
 def _overridden(run: RunFolder) -> list[str]:
-    if run.decisions is None:
-        return []
+    """Decisions taken for a policy, and whatever else the client of live servers says of itself."""
+    live = {"": run.summary["live"]} if "live" in run.summary else dict(run.gap.get("live", {}))
+    told = [
+        f"{name}: {line}." if name else f"{line}."
+        for name, each in live.items()
+        for line in each.get("warnings", ())
+    ]
+    if run.decisions is None or told:
+        return told
     said = []
     for policy, rows in run.decisions.groupby("policy"):
         overrides, refused = int(rows["overrides"].sum()), int((rows["refused"] != "").sum())

@@ -111,18 +111,32 @@ class Watched(Sections):
         ]
         picture = self.drawn("watched", lambda: figures.watched(rows), bool(rows and engines))
         silent = [f"{url} was never read: {problem}." for url, problem in summary["never_read"].items()]
+        silent += [
+            f"{url}: the reading was stale in {entry['stale_rounds']} of {summary['rounds']} rounds."
+            for url, entry in (summary["engines"] | summary["policies"]).items()
+            if entry["stale_rounds"]
+        ]
         gained = said_of(summary["gain"]) if summary.get("gain") else []
         return [
             markup.bullets(silent, "warnings"),
             markup.section(
                 "Engines",
                 markup.table(columns, engines),
-                markup.figure(picture, "As read.") if picture else "",
+                markup.figure(picture, "Readings of each engine; gaps: none.") if picture else "",
             ),
             markup.section(
                 "Policies",
                 markup.table(
-                    ("process", "policy", "mode", "decisions", "errors", "P50 us", "P99 us", "disagreement"),
+                    (
+                        "process",
+                        "policy",
+                        "mode",
+                        "decisions",
+                        "errors",
+                        "P50 us",
+                        "P99 us",
+                        "other than fallback",
+                    ),
                     policies,
                 ),
                 markup.bullets(gained, "missing"),

@@ -48,7 +48,7 @@ class Exploring:
 
     def act(self, observation: Any, state: RoutingState) -> Any:
         """Decides."""
-        action = self.policy.act(observation, state)
+        action: Any = self.policy.act(observation, state)
         if isinstance(action, NoDecision):  # late, or failed, on live servers
             return action
         verdict = decode_action(action, self.num_rows)

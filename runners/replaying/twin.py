@@ -105,9 +105,9 @@ def seen_twin(
     requests = [request for row in rows if (request := log.states[row].request) is not None]
     arrival_s = np.array([request.arrival_s for request in requests])
     offsets = np.cumsum(np.r_[0.0, np.maximum(np.diff(arrival_s), 0.0)])
-    output = outcomes.output_tokens[rows]
+    output = outcomes.output_tokens[rows].astype(np.int32)
     columns = {
-        name: np.array([getattr(request, name) for request in requests], np.int64)
+        name: np.array([getattr(request, name) for request in requests], np.int32)
         for name in ("input_tokens", "predicted_tokens", "max_output_tokens", "priority", "class_id")
     }
     workload = Workload(

@@ -139,9 +139,10 @@ class PolicyProcess:
         """Waits for the answer to the last question; starts the process again if it hangs or has ended."""
         deadline_s = time.monotonic() + within_s
         while self._open is not None:
-            if not self._poll.poll(max(1e3 * (deadline_s - time.monotonic()), 0.0)):
-                longest_s = _LOADED_WITHIN_S if self._patient else self.hung_after_s
-                if time.monotonic() - self._asked_s >= longest_s:
+            longest_s = _LOADED_WITHIN_S if self._patient else self.hung_after_s
+            hung_s = self._asked_s + longest_s
+            if not self._poll.poll(max(1e3 * (min(deadline_s, hung_s) - time.monotonic()), 0.0)):
+                if time.monotonic() >= hung_s:
                     self._restart(f"it did not decide for {longest_s:g} s")
                 return None
             try:

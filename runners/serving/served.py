@@ -23,7 +23,7 @@ from serving_gym.envs.dp_tp.action import decode_action as decode_layout
 from serving_gym.envs.interface.commands import Command, Redeploy, SetLayout
 from serving_gym.envs.interface.layout import all_groups
 from serving_gym.envs.interface.scaling import Release, ScaleChange
-from serving_gym.envs.interface.sharing import Event, SharingSetting
+from serving_gym.envs.interface.sharing import Event, NewInstance, SharingSetting
 from serving_gym.envs.interface.state import TOTALS, ClusterState
 from serving_gym.envs.machines.cluster import Deployment
 from serving_gym.envs.machines.placement import place
@@ -32,6 +32,7 @@ from serving_gym.envs.routing.observation import StateEncoder as RoutingEncoder
 from serving_gym.envs.routing.state import Defer, Dispatch, RoutingState, Verdict
 from serving_gym.envs.sharing.action import decode_action as decode_place
 from serving_gym.envs.sharing.state import Share, SharingState
+from serving_gym.runners.serving.sharing_view import SharingView
 from serving_gym.runners.serving.wire import Wire
 
 Observation = dict[str, NDArray[np.float32]]
@@ -333,12 +334,14 @@ class ServedDeployment(ServedEnvironment):
 
 
 class ServedSharing(ServedEnvironment):
-    """Sharing: where a request goes, and commands to instances.
-
-    Only policies that read the state are served: a state has no observation outside the simulator.
-    """
+    """Sharing: where a request goes, and commands to instances."""
 
     name = "sharing"
+    fallback = "first_fit"
+
+    def __init__(self, env: Any, max_rows: int = 20_000) -> None:
+        super().__init__(env, max_rows)
+        self.view = SharingView(env, self.setting)
 
     @property
     def setting(self) -> SharingSetting:
@@ -356,29 +359,29 @@ class ServedSharing(ServedEnvironment):
             "kinds": len(setting.kinds),
         }
 
-    def observe(self, state: SharingState) -> Observation:
-        """Refuses: there is none.
+    def reset(self) -> None:
+        """Forgets the past."""
+        self.view.reset()
 
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError(
-            "the policy reads the observation of env=sharing, which only the simulator writes; serve one that reads "
-            "the state, as sllm or llm_mesh"
-        )
+    def observe(self, state: SharingState) -> Observation:
+        """The observation of a state."""
+        return self.view.observe(state)
 
     def decision(self, action: Any, state: SharingState) -> Share | None:
         """The decision; None: the request is held, or all stays as it is.
 
         Raises:
-            ValueError: The action starts an instance without saying how large its KV pool is.
+            ValueError: The node has no room for a new instance.
         """
         if action is None or isinstance(action, Share):
             return action
         slot, node = decode_place(check_action(action, self.env.action_space), self.setting)
-        if node is not None:
-            raise ValueError(f"a new instance on node {node} needs the size of its KV pool")
-        return None if slot is None else Share(slot)
+        if node is None:
+            return None if slot is None else Share(slot)
+        kv_bytes = self.view.new_pool(state, node) if state.offered >= 0 else -1
+        if kv_bytes < 0:
+            raise ValueError(f"node {node} has no room for a new instance")
+        return Share(NewInstance(node, kv_bytes))
 
     def key(self, state: SharingState) -> str:
         """Number of the request, or the time."""

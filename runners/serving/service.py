@@ -7,7 +7,6 @@ import functools
 import gc
 import random
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -20,7 +19,7 @@ from serving_gym.runners.serving.drift import training_ranges
 from serving_gym.runners.serving.event_log import event_log
 from serving_gym.runners.serving.host import Answer, Judgement, PolicyHost, agrees
 from serving_gym.runners.serving.meters import Meters
-from serving_gym.runners.serving.served import served_environment
+from serving_gym.runners.serving.served import SERVED, served_environment
 from serving_gym.runners.serving.worker import PolicyWorker
 
 if TYPE_CHECKING:
@@ -340,16 +339,16 @@ def _fallback_of(config: ServeConfig, env: Any) -> PolicyHost | None:
     if config.fallback == NO_FALLBACK:
         return None
     name = config.env["name"]
-    if config.fallback is not None:
-        env = config.environment.make().unwrapped  # its observations remember other states than the policy's
-    served = served_environment(name, env, config.max_rows)
-    wanted = config.fallback or served.fallback
+    wanted = config.fallback or SERVED[name].fallback
     policy: Any = load_policy(wanted, name) if wanted else LeaveAsItIs()
     _check_known(policy)
+    if wanted:
+        env = config.environment.make().unwrapped  # its observations remember other states than the policy's
+    served = served_environment(name, env, config.max_rows)
     return PolicyHost(policy, served, seed=config.seed)
 
 
-def _named(policy: str, config: ServeConfig) -> Mapping[str, Any]:
+def _named(policy: str, config: ServeConfig) -> dict[str, Any]:
     """The configuration of a policy that a caller names: none that brings code of its own.
 
     Raises:

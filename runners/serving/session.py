@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.calibration.lookup import check_choice
-from serving_gym.runners.serving.forms import Context, Listed, Number, Table, key_of
+from serving_gym.runners.serving.forms import Context, Listed, Number, key_of
+from serving_gym.runners.serving.tables import Table
 from serving_gym.runners.serving.wire import Wire
 
 _MOST = 64  # sessions; the one that has not been used for the longest is dropped

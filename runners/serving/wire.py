@@ -37,23 +37,21 @@ from serving_gym.envs.machines.cluster import Cluster
 from serving_gym.envs.routing.state import Defer, Dispatch, Reject, RoutingState
 from serving_gym.envs.sharing.state import Share, SharingState
 from serving_gym.runners.serving.forms import (
-    Array,
     Choice,
     Context,
     Default,
     Flag,
     Form,
-    Limits,
     Listed,
     Maybe,
     Named,
     Number,
     Record,
-    Table,
     Text,
     Variants,
     snake,
 )
+from serving_gym.runners.serving.tables import Array, Limits, Table
 
 VERSION = 1
 
@@ -288,7 +286,6 @@ def _by_class(context: Context) -> NDArray[np.int64]:
 _LEFT_OUT = {("AutoscalingState", "coming"), *_HIDDEN}  # of the wire
 
 
-@cache
 def record_of(kind: type[Any], tag: str = "") -> Record:
     """The form of a dataclass or named tuple.
 

@@ -214,7 +214,7 @@ class PolicyWorker:
         wait_s = min(
             0.1 * 2.0**self.restarts, 30.0
         )  # a policy that ends its process at once is not started in a loop
-        self._asked, asked = None, self._asked
+        asked, self._asked = self._asked, None
         self.loaded = False
         if asked is not None and not asked.future.done():
             asked.future.set_result(Judgement(None, None, 0.0, "the policy's process ended"))

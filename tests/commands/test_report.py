@@ -134,9 +134,20 @@ def test_late_decisions_are_warned_of(evaluated: Path, tmp_path: Path) -> None:
     (tmp_path / "decisions.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     write_report(tmp_path)
     assert "30 of 100 decisions (30%) were taken for the policy" in check_page(tmp_path / "report.html")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    client = {"send_lag_p99_s": 0.25, "load": 5.0, "cores": 2}
+    live = {"overrides": {"share": 0.3}, "client": client, "warnings": ["30 % were not the policy's"]}
+    (tmp_path / "summary.json").write_text(json.dumps(summary | {"backend": "vllm", "live": live}))
+    write_report(tmp_path)
+    page = check_page(tmp_path / "report.html")
+    assert "30 % were not the policy" in page
+    assert "30.0% of the decisions overridden, P99 of its lag 250 ms, load 5 of 2 cores" in page
+    assert "were taken for the policy" not in page
 
 
 def test_what_is_no_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main(["benchmark=smoke", "report=true", f"out={tmp_path / 'own'}"]) == USER_ERROR
+    assert "report=true is for one comparison" in capsys.readouterr().err
     assert report.main([str(tmp_path), f"out={tmp_path / 'own'}"]) == USER_ERROR
     assert "has no summary.json, comparison.json or replay.json" in capsys.readouterr().err
     assert report.main([str(tmp_path / "absent"), f"out={tmp_path / 'own'}"]) == USER_ERROR

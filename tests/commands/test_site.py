@@ -21,7 +21,14 @@ from serving_gym.runners.documentation.front_page import section, verdict
 from serving_gym.runners.documentation.pages import written_pages
 from serving_gym.runners.documentation.results import COLUMNS, Results, keep, stale
 from serving_gym.runners.documentation.schemas import arguments_of
-from serving_gym.runners.documentation.tree import address, clashes, expanded, shown_files
+from serving_gym.runners.documentation.tree import (
+    address,
+    clashes,
+    expanded,
+    linked_files,
+    shown_files,
+    with_readmes,
+)
 from tests.tiers import full_except
 
 ROOT = Path(__file__).parents[2]
@@ -145,6 +152,21 @@ def test_addresses_follow_from_paths() -> None:
     assert address("tests/vllm/README.md") == "tests/vllm/index.html"
     assert address("README.md") == "readme/index.html"
     assert address("docs/images/layouts.png") == "docs/images/layouts.png"
+
+
+def test_links_to_folders_lead_to_their_readme(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/README.md").write_text("# Here\n")
+    (tmp_path / "bare").mkdir()
+    page = tmp_path / "page.md"
+    page.write_text("[a](here) [b](here/) [c](bare) [d](https://x.org/here) ![e](here/README.md)")
+    readme = tmp_path / "here/README.md"
+    assert list(linked_files(page)) == [readme] * 3
+    shown = with_readmes(page.read_text(), tmp_path)
+    assert (
+        shown
+        == "[a](here/README.md) [b](here/README.md) [c](bare) [d](https://x.org/here) ![e](here/README.md)"
+    )
 
 
 def test_a_manual_needs_every_section() -> None:

@@ -163,7 +163,9 @@ def test_rendering(name):
     env.reset(seed=0)
     with pytest.warns(UserWarning, match="without specifying any render mode"):
         assert env.render() is None
-    with pytest.raises(ValueError, match="render_mode must be one of 'human', 'ansi', 'rgb_array', None, got 'svg'"):
+    with pytest.raises(
+        ValueError, match="render_mode must be one of 'human', 'ansi', 'rgb_array', None, got 'svg'"
+    ):
         scalar(name, render_mode="svg")
     with pytest.raises(ValueError, match="render_mode must be None in a vector environment, got 'rgb_array'"):
         vector(name, render_mode="rgb_array")

@@ -22,7 +22,7 @@ from serving_gym.runners.serving.wire import schema_of
 from tests.defaults import make_env
 
 SCHEMAS = Path(__file__).parents[2] / "runners" / "serving" / "schema" / "v1"
-STEPS = 8
+STEPS = {"sharing": 60}
 MORE = {"deployment": {"profiling": "closed_form"}}
 # Features that a served state does not tell: docs/serving.md.
 UNTOLD = {"autoscaling": {"clock": [4]}, "deployment": {"cluster": [10], "replicas": [8]}}
@@ -39,15 +39,15 @@ def test_the_published_schema_is_what_the_classes_say(name):
 @pytest.mark.parametrize("name", list(SERVED))
 def test_states_and_decisions_come_back(name):
     schema = schema_of(name)
-    env = make_env(name, **MORE.get(name, {})).unwrapped
-    served = served_environment(name, env)
+    env, own = (make_env(name, **MORE.get(name, {})).unwrapped for _ in range(2))
+    served = served_environment(name, own)
     valid = {
         part: jsonschema.Draft202012Validator({**schema, "$ref": f"#/$defs/{part}"})
         for part in ("state", "action", "answer", "decide")
     }
-    env.reset(seed=0)
+    shown, _ = env.reset(seed=0)
     env.action_space.seed(0)
-    for _ in range(STEPS):
+    for _ in range(STEPS.get(name, 8)):
         plain = json.loads(json.dumps(served.wire.write_state(env.state)))
         valid["state"].validate(plain)
         valid["decide"].validate({"state": plain, "chosen": None})
@@ -58,16 +58,16 @@ def test_states_and_decisions_come_back(name):
         )
         if name == "autoscaling":
             action = env.action_space.sample()
-        if name != "sharing":
-            check_observation(name, served.observe(state), env._observe())
-            decision = served.decision(action, state)
-            said = json.loads(json.dumps(served.wire.write_action(decision)))
-            valid["action"].validate(said)
-            back = served.wire.read_action(said)
-            assert json.loads(json.dumps(served.wire.write_action(back))) == said
-            valid["answer"].validate(plain_answer(Answer(said, True, 1.0, "", decision)))
-        if env.step(action)[2]:
-            env.reset(seed=1)
+        check_observation(name, served.observe(state), shown)
+        decision = served.decision(action, state)
+        said = json.loads(json.dumps(served.wire.write_action(decision)))
+        valid["action"].validate(said)
+        back = served.wire.read_action(said)
+        assert json.loads(json.dumps(served.wire.write_action(back))) == said
+        valid["answer"].validate(plain_answer(Answer(said, True, 1.0, "", decision)))
+        shown, _, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            shown, _ = env.reset(seed=1)
             served.reset()
 
 

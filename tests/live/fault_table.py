@@ -139,8 +139,6 @@ def main(
     report: Callable[[str], object] = print, faults: tuple[Fault, ...] = FAULTS, **settings: Any
 ) -> None:
     """Prints the table."""
-    for name in ("serving_gym", "aiohttp.server"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
     report("| fault | lost of 300 | noticed after, s | why |\n|---|---|---|---|")
     for fault in faults:
         verdict = try_fault(fault, **settings)
@@ -149,5 +147,7 @@ def main(
 
 
 if __name__ == "__main__":
+    for name in ("serving_gym", "aiohttp.server"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     chosen = tuple(fault for fault in FAULTS if all(word in fault.name for word in sys.argv[1:]))
     main(faults=chosen)

@@ -41,3 +41,12 @@ class Troubled(Fixed):
             case 104:
                 os._exit(3)
         return
+
+
+class Failing(Fixed):
+    """Fails."""
+
+    name = "failing"
+
+    def act(self, observation, state):
+        raise ValueError("out of its depth")

@@ -15,6 +15,7 @@ from serving_gym.envs.live.backend import LiveBackend
 from serving_gym.envs.live.gauges import Gauges
 from serving_gym.envs.live.health import FIRST_EJECTION_S, MOST_FAILURES, Health
 from serving_gym.envs.live.replay import MOST_ATTEMPTS
+from tests.live import fault_table
 from tests.live.conftest import MakeBackend, MakeServer, stream_of
 
 SOON: dict[str, Any] = {"hung_after_s": 0.4, "silence_s": 20.0, "stale_after_s": 0.3}
@@ -309,3 +310,12 @@ def test_ejections_double_until_a_request_is_served() -> None:
     health.note_success(0)
     health.note_failure(0, "HTTP 500", now_s)
     assert not health.ejected(0, now_s)
+
+
+def test_the_table_of_faults_is_printed() -> None:
+    lines: list[str] = []
+    fault_table.main(lines.append, tuple(fault for fault in fault_table.FAULTS if fault.name == "HTTP 500"))
+    assert lines[0].startswith("| fault | lost of 300 | noticed after, s | why |")
+    name, lost, noticed_s, why = (cell.strip() for cell in lines[1].strip("|").split("|"))
+    assert (name, lost, why) == ("HTTP 500", "0", "")
+    assert float(noticed_s) < WAIT_S

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import aiohttp
+import jsonschema
 import msgpack
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from serving_gym.runners.serving.host import PolicyHost
 from serving_gym.runners.serving.served import served_environment
 from serving_gym.runners.serving.server import HttpListener
 from serving_gym.runners.serving.service import PolicyService
-from serving_gym.runners.serving.wire import state_form
+from serving_gym.runners.serving.wire import schema_of, state_form
 from tests.baselines.routers.states import state_to_json
 from tests.defaults import make_env
 from tests.live.served_policies import Fixed
@@ -57,9 +58,16 @@ def host_of(env, policy, **words):
 
 @asynccontextmanager
 async def served(tmp_path, *words):
-    """A client of a policy that is served in this process, and its service."""
+    """A client of a routing policy that is served in this process, and its service."""
     config = composed("serve", ServeConfig, ["env=routing", GROUPS, "isolate=false", *words])
-    service = PolicyService.of(replace(config, out=str(tmp_path)))
+    async with served_by(replace(config, out=str(tmp_path))) as both:
+        yield both
+
+
+@asynccontextmanager
+async def served_by(config):
+    """A client of what a configuration serves, and its service."""
+    service = PolicyService.of(config)
     listener = HttpListener(service, "127.0.0.1", 0)
     await service.start()
     try:
@@ -300,6 +308,34 @@ def test_a_token_is_asked_for(state, tmp_path):
     assert asyncio.run(talk()) == (401, 401, 200, 200, 401)
 
 
+EVERY = {
+    "autoscaling": ["policy=hpa_kv", "cluster=fleet_autoscaled"],
+    "dp_tp": ["policy=zoo/dp_tp", "cluster=gpt_oss_120b_h200"],
+    "deployment": ["policy=vllm_reload", "cluster=machines_h100_x8", "env.profiling=closed_form"],
+    "sharing": ["policy=zoo/sharing", "cluster=nodes_gpu4"],
+}
+
+
+@pytest.mark.parametrize("name", list(EVERY))
+def test_every_environment_is_served(name, tmp_path):
+    words = ["env=" + name, *EVERY[name], "workload.num_requests=300"]
+    config = composed("serve", ServeConfig, [*words, "isolate=false"])
+    schema = jsonschema.Draft202012Validator({**schema_of(name), "$ref": "#/$defs/answer"})
+
+    async def talk():
+        async with served_by(replace(config, out=str(tmp_path))) as (client, service):
+            host = service.host.served
+            state = host.wire.write_state(host.first_state())
+            answers = [await post(client, "/v1/decide", {"state": state}) for _ in range(2)]
+            told = {"state": state, "chosen": answers[0][1]["action"]}
+            return [*answers, await post(client, "/v1/decide", told)]
+
+    for status, answer in asyncio.run(talk()):
+        assert (status, answer["by"], answer["error"]) == (200, "policy", "")
+        schema.validate(answer)
+    assert [line["env"] for line in logged(tmp_path)] == [name] * 3
+
+
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
@@ -484,10 +520,7 @@ def test_the_command_serves_until_it_is_told_to_stop(state, tmp_path):
             ["env=deployment", "policy=clairvoyant_deployment", "cluster=machines_h100_x8"],
             "looks at the future",
         ),
-        (
-            ["env=sharing", "policy=first_fit", "cluster=nodes_gpu4"],
-            "reads the observation of env=sharing",
-        ),
+        (["+policy={name: 'tests.live.served_policies:Failing'}"], "cannot be served: out of its depth"),
     ],
 )
 def test_what_cannot_be_served(words, message, tmp_path, capsys):

@@ -116,6 +116,15 @@ def test_one_that_hangs_or_dies_is_started_again_and_at_last_given_up(
     assert caplog.text.count("all later decisions are overridden") == 1
 
 
+def test_an_episode_does_not_wait_long_for_one_that_hangs(probe) -> None:
+    policy = probe(within_s=0.05)
+    policy.act(None, "hold")
+    begun_s = time.monotonic()
+    policy.reset(None, 5)
+    assert time.monotonic() - begun_s < 100  # loading alone may take 300 s
+    wait_for(lambda: policy.act(None, "seed") == 5)
+
+
 def test_what_the_pipe_adds(probe) -> None:
     policy = probe()
     state = {"engines": np.zeros((8, 30)), "in_flight": np.zeros((100, 12))}

@@ -12,17 +12,22 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from serving_gym.runners import monitor, replay
+from serving_gym.runners import evaluate, monitor, replay
 from serving_gym.runners.configuration.compose import compose_words, composed
 from serving_gym.runners.html.report import write_report
 from serving_gym.runners.replaying.log import Assignment
 from serving_gym.runners.serving.config import ServeConfig
 from serving_gym.runners.serving.service import PolicyService
 from tests.commands.test_report import check_page, headings
-from tests.live.fake_server import FakeServer
+from tests.live.fake_server import Behaviour, FakeServer
 
 ROUTING = ["env=routing", "cluster=fleet_h100_x4", "workload.num_requests=240", "workload.rate_scale=4"]
 SHARE = 0.5
+BIG: dict[str, Any] = {
+    "num_blocks": 10**6,
+    "max_model_len": 10**6,
+    "token_s": 0.0,
+}  # a server that holds any request
 
 
 def serve(out: Path, words: list[str], steps: int) -> None:
@@ -96,6 +101,33 @@ def test_the_monitor_estimates_the_gain(tmp_path: Path, capsys: pytest.CaptureFi
     page = check_page(write_report(tmp_path / "watched"))
     assert headings(page) == ["Engines", "Policies"]
     assert "Gain over the fallback rule" in page
+
+
+def test_a_run_on_live_servers_is_logged_and_replayed(tmp_path: Path) -> None:
+    with FakeServer(Behaviour(**BIG)) as one, FakeServer(Behaviour(**BIG)) as other:
+        words = [
+            "env=routing",
+            "policy=jsq",
+            "cluster=fleet_h100_x4",
+            "cluster.groups=[{replica: {model: llama-3.1-8b, gpu: H100}, count: 2}]",
+            "workload.num_requests=80",
+            "workload.rate_scale=20",
+            "seeds=1",
+            "backend=vllm",
+            f"backend.endpoints=[{one.url},{other.url}]",
+            "backend.decide_within_s=null",
+            "log_states=true",
+            "explore=0.5",
+            "report=true",
+        ]
+        assert evaluate.main([*words, f"out={tmp_path}"]) == 0
+    check_page(tmp_path / "report.html")
+    assert replay.main([str(tmp_path), "policies=[jsq,round_robin]", f"out={tmp_path / 'replay'}"]) == 0
+    found = json.loads((tmp_path / "replay" / "replay.json").read_text())
+    assert found["decisions"] == found["with_cost"] == found["random_decisions"] == 80
+    assert found["cost"]["source"] == "requests.parquet"
+    assert found["policies"]["jsq"]["agreement"] > 0.5
+    assert "compared with jsq in simulation" in found["twin"]["described"]
 
 
 def test_a_live_policy_rests_on_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

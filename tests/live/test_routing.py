@@ -70,6 +70,16 @@ def test_every_decision_is_carried_out_and_every_request_is_served(make_server: 
         env.step(0)
 
 
+def test_the_same_pictures_as_in_simulation(make_server: MakeServer, make_live):
+    env = make_live(make_server(), make_server(), render_mode="rgb_array")
+    env.reset(seed=0)
+    before = env.render()
+    env.step(1)
+    assert before.shape == env.render().shape == (750, 960, 3)
+    assert (before != env.render()).any()
+    assert env.renderer.decision.startswith("send to engine 1 request 0 ")
+
+
 def test_the_same_episode_as_in_simulation(make_server: MakeServer, make_live):
     live = make_live(make_server(), make_server())
     simulated = make_env("routing", workload=live.config.workload, cluster=live.config.cluster, split="all")
