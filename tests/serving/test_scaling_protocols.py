@@ -40,6 +40,16 @@ HPA = ("policy=hpa_waiting", "env.history_bin_s=1", "env.recent_bin_s=1")
 VALUES = "/apis/external.metrics.k8s.io/v1beta1/namespaces/{}/desired_replicas"
 
 
+def ran(work):
+    """The result of a coroutine, which must come within a bound."""
+
+    async def bounded():
+        async with asyncio.timeout(90):
+            return await work
+
+    return asyncio.run(bounded())
+
+
 def decided(control, desired):
     """Lets the control have decided."""
     control.decision = Decision(desired, desired, 2, 1.8e9, True)
@@ -59,7 +69,7 @@ async def listening(kind, *words, **scaling):
 
 async def got(address, path, body=None, **words):
     """Status and text of an answer."""
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
         ask = (
             session.get(address + path, **words) if body is None else session.post(address + path, data=body)
         )
@@ -80,7 +90,7 @@ def test_the_external_metrics_api_is_found_and_answers_a_list_of_values():
             values = json.loads((await got(at, VALUES.format("default"), params={"labelSelector": ""}))[1])
             return before, found, values
 
-    (status, body), (groups, group, resources), values = asyncio.run(run())
+    (status, body), (groups, group, resources), values = ran(run())
     failure = json.loads(body)
     assert (status, failure["kind"], failure["reason"], failure["code"]) == (
         503,
@@ -131,7 +141,7 @@ def test_values_of_other_targets_are_not_told(path, status, items):
             decided(listener.control, 7)
             return await got(at, path)
 
-    answered, body = asyncio.run(run())
+    answered, body = ran(run())
     assert answered == status
     assert len(json.loads(body).get("items") or ()) == (items or 0)
 
@@ -183,7 +193,7 @@ def test_the_gauge_and_the_json_have_the_same_number():
                 await asyncio.sleep(0.2)
             return early, await got(at, "/v1/desired_replicas"), await got(at, "/metrics")
 
-    early, (status, found), (_, page) = asyncio.run(run())
+    early, (status, found), (_, page) = ran(run())
     assert early[0] == 503
     assert json.loads(early[1])["desired_replicas"] is None
     assert status == 200
@@ -211,7 +221,7 @@ def test_garbage_that_is_posted_is_refused_with_a_sentence(body, said):
         async with listening(ExternalMetricsListener) as (_, at, _):
             return await got(at, "/v1/readings", body.encode("latin-1"))
 
-    status, answer = asyncio.run(run())
+    status, answer = ran(run())
     assert status == 400
     assert said in json.loads(answer)["error"]
 
@@ -234,7 +244,7 @@ def test_pages_of_replicas_are_read_and_readings_are_then_not_posted():
             return refused, listener.control, service
 
     with FakeServer() as server:
-        (status, said), control, service = asyncio.run(run(server.url))
+        (status, said), control, service = ran(run(server.url))
     assert status == 400
     assert "scaling.replicas are read" in said
     assert service.states[-1].endpoints[0].num_held == 30
@@ -282,7 +292,7 @@ def test_a_replica_that_fails_is_stale_and_back_again_and_stops_nothing(mishap):
             return shown, service.counts
 
     with FakeServer() as one, FakeServer() as other:
-        shown, counts = asyncio.run(run((one.url, other.url), other))
+        shown, counts = ran(run((one.url, other.url), other))
     assert shown == (2, "")
     if "rewrite_page" not in mishap:
         assert counts["scaling_read_failures", "page"] > 0
@@ -312,7 +322,7 @@ def test_tls_with_certificates_of_clients(tmp_path):
                 await got(at, "/healthz", ssl=trust)
             return await got(at, "/healthz", ssl=known)
 
-    assert asyncio.run(run()) == (200, "ok")
+    assert ran(run()) == (200, "ok")
     with pytest.raises(ValueError, match=r"scaling.tls_certificate=.*missing.pem"):
         ExternalMetricsListener(StandIn(*HPA, tls_certificate="missing.pem", tls_key=key), "127.0.0.1", 0)
 
@@ -359,7 +369,7 @@ def test_keda_gets_a_target_of_one_and_the_number_that_is_wanted():
                 found.append((value.metricName, value.metricValue, value.metricValueFloat, active))
             return spec, found
 
-    spec, found = asyncio.run(run())
+    spec, found = ran(run())
     assert (spec.metricName, spec.targetSize, spec.targetSizeFloat) == ("desired_replicas", 1, 1.0)
     assert found == [("desired_replicas", n, float(n), n > 0) for n in (0, 1, 5)]
 
@@ -382,7 +392,7 @@ def test_keda_is_told_when_there_is_no_decision_no_such_metric_and_another_targe
                 await calls.stream_spec(LLAMA).read()
         return codes, caught.value.code().name
 
-    codes, optional = asyncio.run(run())
+    codes, optional = ran(run())
     assert codes == [
         ("UNAVAILABLE", "there is no decision yet: no replica has been heard of yet"),
         ("NOT_FOUND", "scaling.target is default/llama, not default/other"),
@@ -414,7 +424,7 @@ def test_keda_is_pushed_what_changes_and_nothing_else():
                 await following
             return pushed
 
-    assert asyncio.run(run()) == [True, False, True]
+    assert ran(run()) == [True, False, True]
 
 
 def test_a_stream_does_not_hinder_the_end():
@@ -429,7 +439,7 @@ def test_a_stream_does_not_hinder_the_end():
                 await reading
             await channel.close()
 
-    asyncio.run(run())
+    ran(run())
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
@@ -445,7 +455,7 @@ def test_keda_speaks_tls(tmp_path):
             decided(listener.control, 3)
             return (await keda(channel).is_active(LLAMA)).result
 
-    assert asyncio.run(run())
+    assert ran(run())
     with pytest.raises(ValueError, match=r"missing.pem cannot be read: No such file"):
         KEDAListener(StandIn(*HPA, tls_certificate="missing.pem", tls_key=key), "127.0.0.1", 0)
 
@@ -461,7 +471,7 @@ def test_aibrix_reads_a_page_as_its_optimizer_has_it():
             paths = ("/metrics/default/llama", "/metrics", "/metrics/default/other")
             return early, [await got(at, path) for path in paths]
 
-    early, (own, short, other) = asyncio.run(run())
+    early, (own, short, other) = ran(run())
     assert (early[0], other[0]) == (503, 404)
     assert own == short
     (family,) = text_string_to_metric_families(own[1])
@@ -537,7 +547,7 @@ def test_the_planner_gets_a_proposal_within_bounds_and_the_bounds():
                 answers = await plugin.tick(number, stages, num_req=60.0 * 40)
             return answers, service.states, service.counts
 
-    (proposed, reconciled, constrained), states, counts = asyncio.run(run())
+    (proposed, reconciled, constrained), states, counts = ran(run())
     (target,) = proposed.override.targets
     assert (target.sub_component_type, target.type) == ("decode", planner.SET)
     assert target.replicas == 6  # 40,000 tokens/s are more than six serve
@@ -559,7 +569,7 @@ def test_without_gauges_the_planner_is_told_nothing_unless_the_policy_reads_none
                 (proposed,) = await plugin.tick(number)
             return proposed, service
 
-    proposed, service = asyncio.run(run())
+    proposed, service = ran(run())
     assert proposed.WhichOneof("result") == "accept"
     assert not service.states
     assert "none of 2 replicas has reported num_running and num_waiting yet" in caplog.text
@@ -574,7 +584,7 @@ def test_in_advisory_mode_every_stage_accepts(stage):
                 (answer,) = await plugin.tick(number, (stage,))
             return answer, service
 
-    answer, service = asyncio.run(run())
+    answer, service = ran(run())
     assert answer.WhichOneof("result") == "accept"
     assert service.states  # the policy is asked all the same
 
@@ -588,7 +598,7 @@ def test_a_prediction_needs_an_hour_of_traffic():
                 found += await plugin.tick(number, ("Predict",), num_req=120.0)
             return found
 
-    found = asyncio.run(run())
+    found = ran(run())
     assert not found[10].HasField("predictions")
     assert found[10].reason == "a forecast needs 3600 s of traffic, and there are 600 s"
     predicted = found[-1].predictions
@@ -608,7 +618,7 @@ def test_windows_that_overlap_or_have_no_numbers_are_neither_counted_twice_nor_a
                 await plugin.tick(number, num_req=60.0, **words)
             return service.states[-1].endpoints[0].history
 
-    history = asyncio.run(run())
+    history = ran(run())
     np.testing.assert_allclose(history.rows["requests"] / history.bin_s, 1.0, rtol=1e-6)
 
 
@@ -662,7 +672,7 @@ def test_the_plug_in_registers_itself_again_and_again_and_goes_in_order(monkeypa
         await server.stop()
         return known
 
-    known = asyncio.run(run())
+    known = ran(run())
     assert sorted(known) == ["serving-gym-constrain", "serving-gym-propose"]
     asked = known["serving-gym-propose"]
     assert (asked.plugin_type, asked.endpoint, asked.protocol_version) == (
@@ -684,7 +694,7 @@ def test_a_planner_that_is_not_there_is_counted_and_hinders_no_end(caplog):
             while not service.counts["dynamo_registration_failures",]:
                 await asyncio.sleep(0.05)
 
-    asyncio.run(run())
+    ran(run())
     assert "the planner's registry at 127.0.0.1:1 does not take propose" in caplog.text
 
 
@@ -708,7 +718,7 @@ def test_sageserve_asks_for_its_window_of_traffic_first():
                 await plugin.reset(planner.ResetRequest()),
             )
 
-    found, bootstrap, reset = asyncio.run(run())
+    found, bootstrap, reset = ran(run())
     assert found == ["accept"] * 15 + ["override"] * 3  # 15 minutes
     assert bootstrap.ok
     assert bootstrap.message == "serving-gym: sageserve"
