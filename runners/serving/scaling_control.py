@@ -26,7 +26,7 @@ from serving_gym.envs.autoscaling.config import AutoscalingConfig
 from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE
 from serving_gym.envs.live.discovery import DiscoveryError, KubernetesAPI
 from serving_gym.runners.serving.scaling_history import read_history, write_history
-from serving_gym.runners.serving.scaling_replicas import Replicas, Scraper, posted
+from serving_gym.runners.serving.scaling_replicas import Replicas, Scraper, posted, posted_held
 from serving_gym.runners.serving.scaling_settings import ScalingSettings
 from serving_gym.runners.serving.scaling_view import Deployment, ScalingView, change_of
 
@@ -257,13 +257,14 @@ class ScalingControl:
                 self.service.count("scaling_read_failures", failed, source="page")
 
     async def post(self, body: Any) -> None:
-        """Takes readings that are posted (`runners.serving.scaling_replicas.posted`).
+        """Takes readings that are posted (`runners.serving.scaling_replicas`).
 
         Raises:
-            ValueError: They are not of that form, or the replicas are read and not posted here.
+            ValueError: They are not of that form.
         """
         if self._scraper is not None:
-            raise ValueError("readings are not posted here: scaling.replicas are read")
+            self.replicas.num_held, self.replicas.held_s = posted_held(body), self.now_s
+            return
         values, found, held, wanted = posted(body)
         self.begin()
         now_s = self.now_s

@@ -84,6 +84,7 @@ class Replicas:
         known: By name.
         seen_s: Time at which it was last known which there are, on the view's clock; None: never.
         num_held: Requests that wait in front of them.
+        held_s: Time at which that was last said, on the view's clock; None: never.
         wanted: Replicas that there are to be, as a source says; None: none says it.
     """
 
@@ -93,6 +94,7 @@ class Replicas:
         self.known: dict[str, Replica] = {}
         self.seen_s: float | None = None
         self.num_held = 0
+        self.held_s: float | None = None
         self.wanted: int | None = None
 
     def there_are(self, found: Mapping[str, Found], now_s: float) -> None:
@@ -128,6 +130,8 @@ class Replicas:
             return "no replica has been heard of yet"
         if now_s - self.seen_s > limit_s:
             return f"which replicas there are has not been heard for {now_s - self.seen_s:.0f} s"
+        if self.held_s is not None and now_s - self.held_s > limit_s:
+            return f"num_held has not been posted for {now_s - self.held_s:.0f} s"
         ready = [replica for replica in self.known.values() if replica.ready]
         stale = self.stale(now_s)
         if len(stale) > self.settings.most_stale_ratio * len(ready):
@@ -276,6 +280,17 @@ def posted(body: Any) -> tuple[dict[str, dict[str, float]], dict[str, Found], in
         values[name], found[name] = _replica(name, said)
     held, wanted = (_count(body, name) for name in ("num_held", "wanted"))
     return values, found, held or 0, wanted
+
+
+def posted_held(body: Any) -> int:
+    """Requests in front of replicas that are read, from the JSON that their front end posts: {"num_held": 3}.
+
+    Raises:
+        ValueError: It is not of this form.
+    """
+    if not isinstance(body, dict) or set(body) != {"num_held"} or (held := _count(body, "num_held")) is None:
+        raise ValueError('scaling.replicas are read, so that {"num_held": NUMBER} alone is to be posted')
+    return held
 
 
 def _replica(name: str, said: Any) -> tuple[dict[str, float], Found]:

@@ -16,7 +16,7 @@ from serving_gym.envs.live.discovery import Found, KubernetesAPI
 from serving_gym.runners.serving.replica_metrics import read_page
 from serving_gym.runners.serving.scaling_control import ScalingControl
 from serving_gym.runners.serving.scaling_history import read_history, write_history
-from serving_gym.runners.serving.scaling_replicas import Replica, posted
+from serving_gym.runners.serving.scaling_replicas import Replica, posted, posted_held
 from serving_gym.runners.serving.scaling_settings import ScalingSettings
 from serving_gym.runners.serving.scaling_view import Meter
 from tests.live.fake_kubernetes import FakeKubernetes
@@ -383,6 +383,15 @@ def test_pages_of_others_and_values_that_are_none():
 def test_readings_that_are_none(body, said):
     with pytest.raises(ValueError, match=said):
         posted(body)
+
+
+@pytest.mark.parametrize(
+    "body", [{}, [], {"num_held": None}, {"num_held": -1}, {"replicas": {}, "num_held": 1}]
+)
+def test_what_is_held_alone_is_posted_where_replicas_are_read(body):
+    assert posted_held({"num_held": 3}) == 3
+    with pytest.raises(ValueError, match="num_held"):
+        posted_held(body)
 
 
 def test_posted_readings():

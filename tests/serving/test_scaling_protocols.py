@@ -218,18 +218,26 @@ def test_garbage_that_is_posted_is_refused_with_a_sentence(body, said):
 
 def test_pages_of_replicas_are_read_and_readings_are_then_not_posted():
     async def run(url):
-        scaling = {"replicas": (url,), "scrape_interval_s": 0.1}
-        async with listening(ExternalMetricsListener, **scaling) as (listener, at, service):
+        scaling = {"replicas": (url,), "scrape_interval_s": 0.1, "stale_after_s": 60.0}
+        words = (*HPA, "policy.params.sync_s=0.5")
+        async with listening(ExternalMetricsListener, *words, **scaling) as (listener, at, service):
             async with asyncio.timeout(30):
                 while listener.control.decision is None:
                     await asyncio.sleep(0.1)
             refused = await got(at, "/v1/readings", '{"replicas": {}}')
+            held = await got(at, "/v1/readings", '{"num_held": 30}')
+            asked = len(service.states)
+            async with asyncio.timeout(30):
+                while len(service.states) < asked + 1:
+                    await asyncio.sleep(0.1)
+            assert held[0] == 200
             return refused, listener.control, service
 
     with FakeServer() as server:
         (status, said), control, service = asyncio.run(run(server.url))
     assert status == 400
     assert "scaling.replicas are read" in said
+    assert service.states[-1].endpoints[0].num_held == 30
     assert control.decision.present == 1
     assert {"requests_total", "input_tokens_total"} & control.view.meter.heard
     assert len(service.states[-1].endpoints[0].running) == 1
