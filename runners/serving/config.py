@@ -10,7 +10,7 @@ from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.live.endpoints import is_loopback
 from serving_gym.runners.configuration.schema import RunConfig
 from serving_gym.runners.serving.host import MODES
-from serving_gym.runners.serving.protocols import PROTOCOLS
+from serving_gym.runners.serving.protocols import PROTOCOLS, READ_SERVERS
 from serving_gym.runners.serving.scaling_settings import ScalingSettings
 
 LOOPBACK = "127.0.0.1"
@@ -107,6 +107,11 @@ class ServeConfig(RunConfig):
             check_choice("protocol", name, PROTOCOLS)
         if len(set(self.protocols)) < len(self.protocols):
             raise ValueError(f"protocols must not name one twice, got [{', '.join(self.protocols)}]")
+        if self.backend.name != "simulator" and not set(self.protocols) & set(READ_SERVERS):
+            raise ValueError(
+                f"backend={self.backend.name}: none of protocols=[{', '.join(self.protocols)}] reads servers; "
+                f"{', '.join(READ_SERVERS)} do"
+            )
         given = {f"ports.{name}": port for name, port in self.ports.items() if port is not None}
         for name in given:
             check_choice("port", name, [f"ports.{protocol}" for protocol in self.protocols])

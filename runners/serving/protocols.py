@@ -14,3 +14,6 @@ PROTOCOLS = {
     "endpoint_picker": "runners.serving.endpoint_picker:EndpointPicker",
     "latency_predictor": "runners.serving.latency_predictor:LatencyPredictor",
 }
+
+# Those that read servers themselves: gauges of `backend.endpoints`.
+READ_SERVERS = ("endpoint_picker", "external_metrics", "keda", "aibrix", "dynamo_planner")

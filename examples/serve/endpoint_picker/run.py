@@ -28,7 +28,7 @@ from serving_gym.envs.live.stream import completion_request, stream_completion
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from envoy import Envoy
+from played_envoy import Envoy
 from servers import SimulatedServer
 from started import started
 
