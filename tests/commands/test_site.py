@@ -151,7 +151,7 @@ def test_addresses_follow_from_paths() -> None:
     assert address("docs/routing.md") == "routing/index.html"
     assert address("tests/vllm/README.md") == "tests/vllm/index.html"
     assert address("README.md") == "readme/index.html"
-    assert address("docs/images/layouts.png") == "docs/images/layouts.png"
+    assert address("docs/images/routing.png") == "docs/images/routing.png"
 
 
 def test_links_to_folders_lead_to_their_readme(tmp_path: Path) -> None:
