@@ -14,7 +14,7 @@ words: [env=routing, cluster=fleet_h100_x4, workload.num_requests=40]
 strata:
   chat: [workload=azure_conv_fitted]
   code: [workload=azure_code_fitted, workload.rate_rps=10.0]
-policies: [jsq, least_kv, dynamo_kv, linear_score_tuned]
+policies: [jsq, least_kv, loadaware, linear_score_tuned]
 """
 BUDGET = ["evaluations=3", "seeds=1", "processes=1"]
 
@@ -36,10 +36,10 @@ def test_policies_with_constants_are_tuned_and_saved(folder: Path, capsys: pytes
         f"{folder / 'conf'}",
     ]
     assert tune_task.main(words) == 0
-    found = json.loads((folder / "out" / "dynamo_kv.json").read_text())
+    found = json.loads((folder / "out" / "loadaware.json").read_text())
     assert found["tuned"] >= found["before"]
     assert found["candidates"] == 4
-    saved = folder / "conf" / "policy" / "dynamo_kv_tuned.yaml"
+    saved = folder / "conf" / "policy" / "loadaware_tuned.yaml"
     assert yaml.safe_load(saved.read_text())["params"] == found["params"]
     head = saved.read_text().splitlines()
     assert head[0] == ("# Tuned on small/chat, small/code; validation split, 1 seeds from 0, 4 candidates:")
@@ -47,7 +47,7 @@ def test_policies_with_constants_are_tuned_and_saved(folder: Path, capsys: pytes
     assert not (folder / "out" / "jsq.json").exists()  # declares none
     assert not (folder / "out" / "linear_score_tuned.json").exists()  # is a result of tuning
 
-    (folder / "out" / "dynamo_kv.json").write_text(json.dumps({**found, "tuned": 0.25}))
+    (folder / "out" / "loadaware.json").write_text(json.dumps({**found, "tuned": 0.25}))
     capsys.readouterr()
     assert tune_task.main(words) == 0  # nothing is left to do
     assert "0.25" in capsys.readouterr().out
