@@ -126,11 +126,17 @@ def load_policy(checkpoint: str | Path) -> Policy:
     kind = str(config["agent"].get("name"))
     loader = LOADERS[kind] if kind in LOADERS else cast("Loader", load_attribute(agent_entry(kind).loader))
     try:
-        return loader(folder, config, str(checkpoint))
+        return loader(folder, config, name_of(checkpoint))
     except RuntimeError as error:  # raised by torch if names or shapes of the weights differ
         raise ValueError(
             f"{str(checkpoint)!r} cannot be read: its weights are not those of the network that its settings describe"
         ) from error
+
+
+def name_of(checkpoint: str | Path) -> str:
+    """Name of a checkpoint in results: `zoo/NAME` wherever the zoo lies, else as it is given."""
+    path = Path(checkpoint)
+    return f"{_ZOO_PREFIX}{path.name}" if path.parent.resolve() == ZOO else str(checkpoint)
 
 
 def trained_in(checkpoint: str | Path) -> str | None:

@@ -141,7 +141,8 @@ def _decides_in(name: str, env: str) -> bool:
 def policy_label(config: Mapping[str, Any]) -> str:
     """Name in results of the policy of the `policy` config group; its path if it is not part of the project."""
     if config["name"] == CHECKPOINT:
-        return str(config["path"])
+        path = Path(config["path"])
+        return f"zoo/{path.name}" if path.parent.resolve() == ZOO_DIR.resolve() else str(path)
     if ":" in str(config["name"]):
         return str(config["name"])
     choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
