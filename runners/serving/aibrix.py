@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from serving_gym.runners.serving.bounded_http import BoundedHTTP
+from serving_gym.runners.serving.bounded_site import BoundedSite
 from serving_gym.runners.serving.scaling_control import ScalingControl
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from serving_gym.runners.serving.service import PolicyService
 
 METRIC = "vllm:deployment_replicas"
+_BODY_BYTES = 4096  # longest body; there is none
 
 
 class AIBrixListener:
@@ -45,19 +46,33 @@ class AIBrixListener:
     def __init__(self, service: PolicyService, address: str, port: int) -> None:
         self.service, self.control = service, ScalingControl.of(service)
         self._model = self.control.view.spec.endpoints[0].model
-        self._http = BoundedHTTP(service, address, port)
+        self._address, self._port = address, port
+        self._http: BoundedSite | None = None
 
     async def start(self) -> str:
         """Starts listening; returns the address."""
+        from aiohttp import web
+
         paths = ("/metrics", "/metrics/{namespace}/{deployment}")
-        where = await self._http.start({}, dict.fromkeys(paths, self._replicas))
+        self._http = BoundedSite(
+            self.service,
+            self._address,
+            self._port,
+            [web.get(path, self._replicas) for path in paths],
+            _BODY_BYTES,
+            lambda path: False,
+            lambda why: {"error": why},
+            bounds_handlers=True,
+        )
+        where = await self._http.start()
         await self.control.start()
         return where
 
     async def stop(self) -> None:
         """Stops listening."""
         await self.control.stop()
-        await self._http.stop()
+        if self._http is not None:
+            await self._http.stop()
 
     async def _replicas(self, request: web.Request) -> web.Response:
         from aiohttp import web

@@ -151,7 +151,7 @@ class DynamoRouter:
             self.port,
             routes,
             _MOST_BYTES,
-            _OPEN_PATHS,
+            lambda path: path not in _OPEN_PATHS,
             lambda why: {"error": why},
         )
         address = await self._site.start()

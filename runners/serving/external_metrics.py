@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from serving_gym.runners.serving.bounded_http import BoundedHTTP
+from serving_gym.runners.serving.bounded_site import BoundedSite
 from serving_gym.runners.serving.json_body import json_object
 from serving_gym.runners.serving.scaling_control import ScalingControl
 
@@ -37,6 +37,7 @@ GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"
 GROUP_VERSION = f"{GROUP}/{VERSION}"
 _SET = re.compile(r"\s*([\w./-]+)\s+(in|notin)\s+\(([^()]*)\)\s*")
 _EQUAL = re.compile(r"\s*([\w./-]+)\s*(==|=|!=)\s*([\w.-]*)\s*")
+_BODY_BYTES = 4 * 2**20  # longest body
 _EXISTS = re.compile(r"\s*(!?)\s*([\w./-]+)\s*")
 
 
@@ -57,11 +58,14 @@ class ExternalMetricsListener:
 
     def __init__(self, service: PolicyService, address: str, port: int) -> None:
         self.service, self.control = service, ScalingControl.of(service)
-        context = server_context(self.control.settings)
-        self._http = BoundedHTTP(service, address, port, context, guarded="/v1/")
+        self._address, self._port = address, port
+        self._context = server_context(self.control.settings)
+        self._http: BoundedSite | None = None
 
     async def start(self) -> str:
         """Starts listening; returns the address."""
+        from aiohttp import web
+
         api = f"/apis/{GROUP_VERSION}"
         gets = {
             "/apis": self._groups,
@@ -72,14 +76,27 @@ class ExternalMetricsListener:
             "/v1/desired_replicas": self._json,
             **dict.fromkeys(("/healthz", "/livez", "/readyz"), self._health),
         }
-        where = await self._http.start({"/v1/readings": self._readings}, gets)
+        routes = [web.get(path, handler) for path, handler in gets.items()]
+        self._http = BoundedSite(
+            self.service,
+            self._address,
+            self._port,
+            [web.post("/v1/readings", self._readings), *routes],
+            _BODY_BYTES,
+            lambda path: path.startswith("/v1/"),
+            lambda why: {"error": why},
+            context=self._context,
+            bounds_handlers=True,
+        )
+        where = await self._http.start()
         await self.control.start()
         return where
 
     async def stop(self) -> None:
         """Stops listening."""
         await self.control.stop()
-        await self._http.stop()
+        if self._http is not None:
+            await self._http.stop()
 
     async def _groups(self, request: web.Request) -> web.Response:
         return _json({"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group()]})

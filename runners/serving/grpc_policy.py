@@ -8,11 +8,11 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from serving_gym.runners.serving.bounded_site import may_pass
 from serving_gym.runners.serving.exchange import Exchange, from_json, from_msgpack, plain_answer
 from serving_gym.runners.serving.grpc_methods import GRPCServer, Method, check_grpc
 from serving_gym.runners.serving.host import Answer
@@ -108,7 +108,7 @@ class GRPCPolicy:
         if self._token is None:
             return
         said = dict(context.invocation_metadata()).get("authorization", "")
-        if not hmac.compare_digest(str(said).encode(), f"Bearer {self._token}".encode()):
+        if not may_pass(self._token, str(said)):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the bearer token is missing or wrong")
 
     async def _refuse(self, context: Any, sentence: str) -> None:

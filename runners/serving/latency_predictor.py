@@ -99,7 +99,7 @@ class LatencyPredictor:
             self.port,
             routes,
             _MOST_BYTES,
-            _OPEN_PATHS,
+            lambda path: path not in _OPEN_PATHS,
             lambda why: {"detail": why},
         )
         self._url = await self._site.start()

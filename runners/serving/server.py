@@ -19,13 +19,12 @@ long. /decide, /reset and /status are the same as those below /v1.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 from collections.abc import Awaitable, Callable
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from serving_gym.runners.serving.connections import Connections
+from serving_gym.runners.serving.bounded_site import BoundedSite
 from serving_gym.runners.serving.exchange import Exchange, from_json, from_msgpack
 from serving_gym.runners.serving.session import OutOfStepError
 from serving_gym.runners.serving.wire import VERSION, schema_of
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 _MSGPACK = "application/msgpack"
 _OPEN_PATHS = ("/health", "/version")  # without a token
 _SENTENCE = 500  # characters
-_LINGER_S = 1.0  # longest time to read the rest of a body that is refused
-_STOP_S = 5.0  # longest time until open exchanges are closed at the end
 
 
 class HttpListener:
@@ -60,82 +57,57 @@ class HttpListener:
     def __init__(self, service: PolicyService, address: str, port: int) -> None:
         self.service, self.address, self.port = service, address, port
         self.exchange = Exchange(service)
-        self._token = service.config.token
-        self._runner: web.AppRunner | None = None
-        self._server: asyncio.Server | None = None
+        self._site: BoundedSite | None = None
 
     async def start(self) -> str:
         """Starts listening; returns the address."""
         from aiohttp import web
 
-        config = self.service.config
-        app = web.Application(client_max_size=self.service.body_bytes, middlewares=[self._middleware()])
+        service = self.service
+        posts = {
+            "/v1/decide/batch": self._posted(self.exchange.batch),
+            "/v1/session": self._posted(self._open_session),
+            "/v1/policy": self._posted(self.exchange.change_policy),
+        }
+        gets = {
+            "/v1/schema": self._schema,
+            "/metrics": self._metrics,
+            "/health": self._health,
+            "/version": self._version,
+        }
         for prefix in ("", "/v1"):
-            app.router.add_post(f"{prefix}/decide", self._posted(self.exchange.decide))
-            app.router.add_post(f"{prefix}/reset", self._posted(self.exchange.reset))
-            app.router.add_get(f"{prefix}/status", self._status)
-        app.router.add_post("/v1/decide/batch", self._posted(self.exchange.batch))
-        app.router.add_post("/v1/session", self._posted(self._open_session))
-        app.router.add_post("/v1/policy", self._posted(self.exchange.change_policy))
-        for path, handler in (
-            ("/v1/schema", self._schema),
-            ("/metrics", self._metrics),
-            ("/health", self._health),
-            ("/version", self._version),
-        ):
-            app.router.add_get(path, handler)
-        self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=_STOP_S, keepalive_timeout=60.0, lingering_time=_LINGER_S
+            posts[f"{prefix}/decide"] = self._posted(self.exchange.decide)
+            posts[f"{prefix}/reset"] = self._posted(self.exchange.reset)
+            gets[f"{prefix}/status"] = self._status
+        routes = [
+            *(web.post(path, handler) for path, handler in posts.items()),
+            *(web.get(path, handler) for path, handler in gets.items()),
+        ]
+        self._site = BoundedSite(
+            service,
+            self.address,
+            self.port,
+            routes,
+            service.body_bytes,
+            lambda path: path not in _OPEN_PATHS,
+            lambda why: {"error": why[:_SENTENCE]},
+            lambda error: _said(error, service.body_bytes),
         )
-        await self._runner.setup()
-        assert self._runner.server is not None
-        self._connections = Connections(
-            self._runner.server, config.max_connections, config.read_s, self._refused
-        )
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._connections, self.address, self.port, backlog=256)
-        self.port = self._server.sockets[0].getsockname()[1]
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"http://{host}:{self.port}"
+        address = await self._site.start()
+        self.port = self._site.port
+        return address
 
     async def stop(self) -> None:
         """Stops listening."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
-
-    def _refused(self, why: str) -> None:
-        self.service.count("connections_closed", reason=why)
+        if self._site is not None:
+            await self._site.stop()
+            self._site = None
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def _middleware(self) -> Any:
-        from aiohttp import web
-
-        @web.middleware
-        async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
-            self._connections.begun(request.transport)
-            try:
-                if self._token is not None and request.path not in _OPEN_PATHS:
-                    said = request.headers.get("Authorization", "")
-                    if not hmac.compare_digest(said.encode(), f"Bearer {self._token}".encode()):
-                        return self._failure("the bearer token is missing or wrong", 401)
-                return await handler(request)
-            except web.HTTPException as error:
-                if error.status < 400:
-                    raise
-                return self._failure(_said(error, self.service.body_bytes), error.status)
-
-        return checked
-
     def _failure(self, sentence: str, status: int) -> web.Response:
-        from aiohttp import web
-
-        self.service.count("refused_requests", status=str(status))
-        return web.json_response({"error": sentence[:_SENTENCE]}, status=status)
+        assert self._site is not None, "a request comes to a site that has been started"
+        return self._site.refusal(sentence, status)
 
     def _posted(self, answer: Callable[[Any], Awaitable[dict[str, Any]]]) -> Handler:
         """A handler that reads a body and writes an answer in the same format."""
