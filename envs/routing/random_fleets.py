@@ -29,9 +29,19 @@ TRAINING, VALIDATION = "training", "validation"  # streams of fleets: none is dr
 _STREAMS = {TRAINING: 0xF1E7, VALIDATION: 0xF1E8}
 _SATURATING = 1000  # requests of a saturation run; source: ours
 _PER_PLACE, _FEWEST, _MOST = 250, 400, 2000  # requests of an episode; source: ours
+_CORRECTIONS = 2  # of the rate of sessions, of which some turns come after an episode; source: ours
 _SHORTEST_AGE_S = 0.1  # of gauges that are not read at every decision; source: ours
-# Sessions that began so long before an episode are under way in it, s; the workloads' own would take longer to draw.
-_HISTORY_S = {"chat_sessions": 300.0, "agentic_coding": 1200.0}
+# Sessions whose turns follow one another sooner, and of which fewer are older than an episode: those of the workloads
+# take hours, so that most of what an episode of a minute would draw never comes in it; source: ours.
+_SHORT_SESSIONS: dict[str, dict[str, Any]] = {
+    "chat_sessions": {"history_s": 120.0, "think_median_s": 20.0, "think_spread": 0.5},
+    "agentic_coding": {
+        "history_s": 300.0,
+        "human_median_s": 15.0,
+        "human_spread": 1.0,
+        "most_requests": 12,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -159,7 +169,7 @@ class RandomFleets:
         for name in names:
             least, most = self.sessions[name] if name in self.sessions else self.traffic[name]
             load = _log_uniform(rng, least, most)
-            parts.append({"name": name, **_asked_for(name, cluster, load)})
+            parts.append({"name": name, **_asked_for(name, cluster, load, number)})
         return WorkloadSpec(name=MIXTURE, num_requests=number, params={"parts": parts})
 
 
@@ -208,26 +218,29 @@ def saturated_rps(replica: ReplicaSpec, workload: str, prefix_caching: bool = Fa
 
 @lru_cache(maxsize=32)
 def _sample(workload: str) -> Workload:
-    """Requests of a workload, at 1 request/s where its sessions begin at random."""
-    return WorkloadSource(WorkloadSpec(name=workload, num_requests=_SATURATING, **_usual(workload))).sample(0)
+    """Requests of a workload at its own rate."""
+    params = _SHORT_SESSIONS.get(workload, {})
+    return WorkloadSource(WorkloadSpec(name=workload, num_requests=_SATURATING, params=params)).sample(0)
 
 
-def _usual(workload: str) -> dict[str, object]:
-    """Fields of a specification of a workload besides its rate."""
-    return {"params": {"history_s": _HISTORY_S[workload]}} if workload in _HISTORY_S else {}
+def _asked_for(workload: str, cluster: FleetConfig, load: float, number: int) -> dict[str, object]:
+    """Fields of a part of a mixture that asks for a share of what a fleet can serve.
 
-
-def _asked_for(workload: str, cluster: FleetConfig, load: float) -> dict[str, object]:
-    """Fields of a part of a mixture that asks for a share of what a fleet can serve."""
+    Args:
+        workload: Name of a generator.
+        cluster: The fleet.
+        load: The share.
+        number: Requests of an episode.
+    """
     rate_rps = load * fleet_rps(cluster, workload)
-    drawn = _sample(workload)
     if workload not in SESSIONS:
         return {"rate_rps": rate_rps}
-    # Turns later than an episode, and of sessions older than its history, never come.
-    coming = len(drawn) / float(drawn.arrival_s[-1]) / WorkloadSource(
-        WorkloadSpec(name=workload, **_usual(workload))
-    ).rate_rps
-    return {"rate_rps": rate_rps / coming, **_usual(workload)}
+    params = {**_SHORT_SESSIONS.get(workload, {}), "arrival_rate_rps": rate_rps}
+    for _ in range(_CORRECTIONS):
+        spec = WorkloadSpec(name=workload, num_requests=number, params=params)
+        comes_rps = number / float(WorkloadSource(spec).sample(0).arrival_s[-1])
+        params["arrival_rate_rps"] *= rate_rps / comes_rps
+    return {"params": params}
 
 
 def _log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
