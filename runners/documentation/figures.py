@@ -161,7 +161,7 @@ def source_line(name: str, page: str) -> str:
     link = Path(os.path.relpath(FOLDER / f"{name}.json", (ROOT / page).parent)).as_posix()
     if values.get("regenerated", True):
         return f"Measured with version {values['versions']['serving-gym']}, {values['started'][:10]} ([data]({link}))."
-    return f"Published with version {values['version']}, not run again since ([data]({link}))."
+    return f"Published for version {values['version']} ([data]({link}), not run again)."
 
 
 def pages() -> Iterator[str]:

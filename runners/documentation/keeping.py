@@ -35,10 +35,10 @@ def keep(comparison: Path, name: str = "", fields: Iterable[str] = (), folder: P
         kept = made_by(comparison.parent) | {"rows": _benchmark_rows(values, comparison.parent)}
         name = name or f"benchmark_{values['benchmark']}"
     elif "env" in values:
-        if values["backend"] != "simulator" or not (name or values["split"] == "test"):
+        if values.get("backend", "simulator") != "simulator" or not (name or values["split"] == "test"):
             raise ValueError(
                 f"{comparison}: results of split=test on the simulator are kept, "
-                f"got split={values['split']} backend={values['backend']}"
+                f"got split={values['split']} backend={values.get('backend')}"
             )
         kept = _comparison(values, comparison.parent, fields)
         name = name or values["env"]
