@@ -59,12 +59,16 @@ def _given(words: Sequence[str]) -> dict[str, str]:
     if given.get("check", "true") not in ("true", "false"):
         raise ValueError(f"check is {given['check']!r}; allowed: true, false")
     if "results" in given and "from" not in given:
-        raise ValueError(f"results={given['results']} needs from=FILE, the comparison.json or benchmark.json of a run")
+        raise ValueError(
+            f"results={given['results']} needs from=FILE, the comparison.json or benchmark.json of a run"
+        )
     return given
 
 
 def _check() -> int:
-    old = [path for path, content in environment_pages() if (ROOT / path).read_text(encoding="utf-8") != content]
+    old = [
+        path for path, content in environment_pages() if (ROOT / path).read_text(encoding="utf-8") != content
+    ]
     lines = [*(f"{path}: not as its class and its results say" for path in old), *map(str, stale_figures())]
     for line in lines:
         print(line)

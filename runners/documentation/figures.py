@@ -126,7 +126,12 @@ def rows_of(name: str) -> Rows:
 
 def fields_needed(name: str) -> list[str]:
     """Fields of a result file's rows that tables show."""
-    wanted = (template for figure in figures().values() if figure.rows == name for template in figure.columns.values())
+    wanted = (
+        template
+        for figure in figures().values()
+        if figure.rows == name
+        for template in figure.columns.values()
+    )
     return list(dict.fromkeys(one for template in wanted for one in fields_in(template)))
 
 
@@ -144,7 +149,8 @@ def content(name: str, figure: Figure, page: str) -> str:
     for line in (*figure.only, *figure.cells):
         check_choice(f"row of {figure.rows} in figure {name}", line, rows)
     lines = [_cells(name, figure, line, rows[line]) for line in figure.only or rows]
-    text = f"\n\n{table(list(map(str.strip, figure.columns)), lines)}\n\n"
+    head, rule, *body = table(list(map(str.strip, figure.columns)), lines).splitlines()
+    text = "\n".join(["\n", head, rule.replace(" ", ""), *body, "\n"])
     return f"{text}{source_line(figure.rows, page)}\n\n" if figure.source else text
 
 
@@ -159,9 +165,9 @@ def source_line(name: str, page: str) -> str:
     """Version and age of a result file, with a link to it."""
     values = result(name)
     link = Path(os.path.relpath(FOLDER / f"{name}.json", (ROOT / page).parent)).as_posix()
-    if values.get("regenerated", True):
-        return f"Measured with version {values['versions']['serving-gym']}, {values['started'][:10]} ([data]({link}))."
-    return f"Published for version {values['version']} ([data]({link}), not run again)."
+    if values["regenerated"]:
+        return f"Version {values['versions']['serving-gym']}, [measured]({link}) {values['started'][:10]}."
+    return f"Version {values['version']}, [not run again]({link})."
 
 
 def pages() -> Iterator[str]:
@@ -232,11 +238,16 @@ def unused_figures() -> list[str]:
     return [name for name in figures() if name not in used]
 
 
-def typed_rows(text: str) -> list[str]:
-    """Rows of tables with digits outside of markers, of code and of links' addresses."""
+def typed_rows(text: str, number: str = r"\d") -> list[str]:
+    """Rows of tables with figures outside of markers, of code and of links' addresses.
+
+    Args:
+        text: A Markdown file.
+        number: Pattern of what counts as a figure.
+    """
     unmarked = _MARKED.sub(lambda match: "\n" if match[2].startswith("\n") else "", text)
     rows = (line for line in unmarked.splitlines() if line.startswith("|"))
-    return [line for line in rows if re.search(r"\d", _CODE.sub("", line))]
+    return [line for line in rows if re.search(number, _CODE.sub("", line))]
 
 
 def _first_difference(has: str, should: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Result files for pages, made from the files of a run: what pages show of it, its command, versions, seeds and date."""
+"""Result files for pages, made from a run: what pages show of it, its command, versions, seeds and date."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def keep(comparison: Path, name: str = "", fields: Iterable[str] = (), folder: P
         ValueError: It is neither; or not a comparison on the test split in the simulator, for an environment's page.
     """
     if not comparison.is_file():
-        raise ValueError(f"from={str(comparison)!r} is no file; give the comparison.json or benchmark.json of a run")
+        raise ValueError(
+            f"from={str(comparison)!r} is no file; give the comparison.json or benchmark.json of a run"
+        )
     values = json.loads(comparison.read_text(encoding="utf-8"))
     if "benchmark" in values:
         kept = made_by(comparison.parent) | {"rows": _benchmark_rows(values, comparison.parent)}
