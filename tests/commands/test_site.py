@@ -19,7 +19,7 @@ from serving_gym.runners.documentation.code_blocks import fenced, sides
 from serving_gym.runners.documentation.environments import SECTIONS, environment_pages, manual_of
 from serving_gym.runners.documentation.front_page import section, verdict
 from serving_gym.runners.documentation.pages import written_pages
-from serving_gym.runners.documentation.results import COLUMNS, Results, keep, stale
+from serving_gym.runners.documentation.results import COLUMNS, Results, stale
 from serving_gym.runners.documentation.schemas import arguments_of
 from serving_gym.runners.documentation.tree import (
     address,
@@ -203,43 +203,6 @@ def test_fields_must_be_described() -> None:
     assert (known.meaning, known.default, known.kind) == ("Of both.", "1", "int")
     assert (other.meaning, other.default, other.kind) == ("Of both.", "null", "float or null")
     assert (new.meaning, new.default) == ("Whether.", "false")
-
-
-def test_only_test_episodes_on_the_simulator_are_kept(tmp_path: Path) -> None:
-    comparison = tmp_path / "comparison.json"
-    comparison.write_text(json.dumps({"env": "routing", "split": "train", "backend": "simulator"}))
-    with pytest.raises(ValueError, match="split=test on the simulator are kept, got split=train"):
-        keep(comparison, tmp_path)
-
-
-def test_a_comparison_is_kept(tmp_path: Path) -> None:
-    figure = {"iqm": -12.3456789, "ci95": [-20.0, -10.0], "mean": -13.0}
-    metrics = dict.fromkeys(COLUMNS, figure)
-    values = {
-        "env": "routing",
-        "split": "test",
-        "backend": "simulator",
-        "workload": "azure",
-        "seeds": 2,
-        "policies": {
-            name: {"metrics": {**metrics, "return": {**figure, "iqm": best}}}
-            for name, best in (("jsq", -1.0), ("random", -5.0), ("seer", -0.5))
-        },
-        "regret": {"clairvoyant_policies": {"jsq": 0.1, "random": 0.9}},
-        "relative_improvement": {"jsq>random": {"iqm": 0.8, "ci95": [0.7, 0.9]}, "jsq>seer": figure},
-    }
-    comparison = tmp_path / "comparison.json"
-    comparison.write_text(json.dumps(values))
-    assert keep(comparison, tmp_path) == tmp_path / "routing.json"
-    kept = Results.of("routing", tmp_path)
-    assert kept.ranked() == ["random", "jsq", "seer"]
-    assert kept.best() == "jsq"
-    assert kept.clairvoyant == ("seer",)
-    assert kept.gain_over("random") == "+80.0 % [70.0, 90.0]"
-    assert (
-        kept.as_table().splitlines()[-1]
-        == "| `seer`, clairvoyant | -0.5 [-20, -10] | -12.3 | -12.3 | -12.3 |"
-    )
 
 
 def test_the_front_page_needs_its_section_of_the_readme() -> None:
