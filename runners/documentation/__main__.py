@@ -1,4 +1,4 @@
-"""Writes the pages in docs/ that come from classes, and keeps results that pages show.
+"""Writes the pages in docs/ that come from classes and kept results, and keeps results that pages show.
 
 python -m runners.documentation
 python -m runners.documentation runs/compare/DATE/comparison.json ...
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serving_gym.runners.documentation.environments import environment_pages
+from serving_gym.runners.documentation.papers import write_paper_pages
 from serving_gym.runners.documentation.results import keep
 from serving_gym.runners.documentation.tree import ROOT
 
@@ -25,6 +26,8 @@ def main(words: Sequence[str]) -> None:
         print(keep(Path(word)))
     for path, content in environment_pages():
         (ROOT / path).write_text(content, encoding="utf-8")
+        print(path)
+    for path in write_paper_pages():
         print(path)
 
 
