@@ -19,6 +19,7 @@ from serving_gym.calibration.lookup import check_choice
 from serving_gym.runners.documentation.environments import environment_pages
 from serving_gym.runners.documentation.figures import fields_needed, fill, rows_of, stale_figures
 from serving_gym.runners.documentation.keeping import keep
+from serving_gym.runners.documentation.papers import paper_pages, write_paper_pages
 from serving_gym.runners.documentation.tree import ROOT
 
 _WORDS = ("results", "from", "check")
@@ -67,7 +68,9 @@ def _given(words: Sequence[str]) -> dict[str, str]:
 
 def _check() -> int:
     old = [
-        path for path, content in environment_pages() if (ROOT / path).read_text(encoding="utf-8") != content
+        path
+        for path, content in (*environment_pages(), *paper_pages())
+        if (ROOT / path).read_text(encoding="utf-8") != content
     ]
     lines = [*(f"{path}: not as its class and its results say" for path in old), *map(str, stale_figures())]
     for line in lines:
@@ -79,6 +82,8 @@ def _check() -> int:
 def _write() -> None:
     for path, content in environment_pages():
         (ROOT / path).write_text(content, encoding="utf-8")
+        print(path)
+    for path in write_paper_pages():
         print(path)
     for path in fill():
         print(path)
