@@ -128,9 +128,18 @@ def _add(words: Mapping[str, Any], folder: Path, today: datetime.date) -> None:
     policies = adder.policies()
     if words.get("changed", False):
         policies = tuple(policy for policy in policies if not adder.holds(policy))
+    failed = []
     for policy in policies:
-        _added(adder, Given(by=words["by"], policy=policy), policy)
-    print(f"added: {len(policies)} entries of board {name}; now: python -m runners.leaderboard table")
+        try:
+            _added(adder, Given(by=words["by"], policy=policy), policy)
+        except ValueError as error:  # the others are added all the same
+            failed.append(policy)
+            print(f"not added: {policy}: {error}", file=sys.stderr)
+    print(
+        f"added: {len(policies) - len(failed)} entries of board {name}; now: python -m runners.leaderboard table"
+    )
+    if failed:
+        raise ValueError(f"{len(failed)} of {len(policies)} policies were not added: {', '.join(failed)}")
 
 
 def _added(adder: Adder, given: Given, label: str) -> Path:
@@ -140,20 +149,24 @@ def _added(adder: Adder, given: Given, label: str) -> Path:
     figures = entry.figures
     low, high = figures.ci95
     print(
-        f"{path}: mean return {figures.mean_return:.5g} [{low:.5g}, {high:.5g}], "
+        f"{_shown(path)}: mean return {figures.mean_return:.5g} [{low:.5g}, {high:.5g}], "
         f"{figures.decision_ms_p99:.3g} ms a decision at most in 99 of 100"
     )
     return path
 
 
 def _say_next(path: Path) -> None:
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     print(
         "next:\n"
-        f"  python -m runners.leaderboard validate {shlex.quote(str(shown))}\n"
+        f"  python -m runners.leaderboard validate {shlex.quote(str(_shown(path)))}\n"
         "  python -m runners.leaderboard table\n"
-        f"  and a pull request with the files in {shlex.quote(str(shown.parent))} and docs/leaderboard.md"
+        f"  and a pull request with {_shown(path)}, what lies beside it, and docs/leaderboard.md"
     )
+
+
+def _shown(path: Path) -> Path:
+    """A path from the current folder, where it is in it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _training(words: Mapping[str, Any]) -> Training | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from serving_gym.runners.benchmark.benchmark import load_task
+from serving_gym.runners.configuration.policies import is_checkpoint
 from serving_gym.runners.ranking.entry import (
     FORMAT,
     LEARNED,
@@ -133,9 +134,10 @@ class Adder:
         return True
 
     def policies(self) -> tuple[str, ...]:
-        """All policies of this project on the board: those of its task, further ones, and its reference."""
-        named = (*load_task(self.board.task).policies, *self.board.also, self.board.reference)
-        return tuple(dict.fromkeys(named))
+        """All policies of this project on the board: those of its task and further ones; reference and checkpoints first."""
+        named = (*load_task(self.board.task).policies, *self.board.also)
+        learned = (name for name in named if is_checkpoint(name))
+        return tuple(dict.fromkeys((self.board.reference, *learned, *named)))
 
     def _path(self, name: str) -> Path:
         stem = re.sub(r"\W+", "_", name).strip("_")

@@ -102,7 +102,7 @@ class Figures:
         slo_attainment: Share of requests that kept their promises, mean over the episodes.
         ttft_p99_s: 99th percentile of the time to first token, seconds, interquartile mean over the episodes; infinite
             where requests were refused or lost.
-        decision_ms_median: Median time of a decision on one core, milliseconds.
+        decision_ms_median: Median of the processor time of a decision, all threads, milliseconds.
         decision_ms_p99: 99th percentile of an episode's decision times, median over the episodes, milliseconds.
     """
 

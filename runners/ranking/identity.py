@@ -18,13 +18,12 @@ from serving_gym.agents.checkpoint import (
     is_saved_model,
     plain,
     read_config,
-    trained_in,
 )
 from serving_gym.baselines.fit import check_fits
 from serving_gym.baselines.outside import is_outside, make_outside
 from serving_gym.baselines.policy import Policy
 from serving_gym.runners.configuration.folders import config_file
-from serving_gym.runners.configuration.policies import is_checkpoint, load_policy, policy_config
+from serving_gym.runners.configuration.policies import CHECKPOINT, is_checkpoint, load_policy, policy_config
 from serving_gym.runners.documentation.tree import ROOT
 from serving_gym.runners.ranking.entry import (
     HEURISTIC,
@@ -77,12 +76,12 @@ def named(name: str, env: str) -> Subject:
     """
     if is_checkpoint(name):
         return _checkpoint(name, name, env)
-    if is_outside(name):
+    policy, config = load_policy(name, env), policy_config(name, env)
+    file = config_file("policy", name)
+    if is_outside(config["name"]) or not (file is None or file.resolve().is_relative_to(ROOT)):
         raise ValueError(
             f"policy {name!r} is not of this project: give its file, as program=./mine.py:MyPolicy"
         )
-    policy, config = load_policy(name, env), policy_config(name, env)
-    file = config_file("policy", name)
     constants = _constants(policy, config)
     kind = PUBLISHED if _is_published(policy) else HEURISTIC
     source = inspect.getsourcefile(type(policy))
@@ -91,7 +90,7 @@ def named(name: str, env: str) -> Subject:
         name=name,
         kind=kind,
         clairvoyant=policy.clairvoyant,
-        at=at.relative_to(ROOT).as_posix() if at.is_relative_to(ROOT) else str(at),
+        at=at.relative_to(ROOT).as_posix(),
         sha256=hash_of(config["name"], constants),
         constants=constants,
     )
@@ -178,10 +177,7 @@ def _checkpoint(where: str, label: str, env: str) -> Subject:
         label: Its name in tables.
         env: Environment that it decides in.
     """
-    policy = load_policy(where, env)
-    own = trained_in(where)
-    if own is not None and own != env:
-        raise ValueError(f"policy {label!r} does not fit env={env}: it was trained in env={own}")
+    policy = load_policy({"name": CHECKPOINT, "path": where}, env)
     saved = is_saved_model(where)
     folder = Path(where) if saved else find_checkpoint(where)
     at = folder.resolve()

@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -63,9 +64,23 @@ def world_of(season: Season, board: Board) -> World:
     Raises:
         ValueError: Its words are not allowed.
     """
-    config = composed("compare", CompareConfig, [*board.words, f"split={season.split}"])
+    config = _config_of(board.words, season.split)
     name = str(config.env["name"])
     return World(name, env_id(name), config.environment.make())
+
+
+def environment_of(season: Season, board: Board) -> str:
+    """Name of the environment of a board.
+
+    Raises:
+        ValueError: Its words are not allowed.
+    """
+    return str(_config_of(board.words, season.split).env["name"])
+
+
+@lru_cache
+def _config_of(words: tuple[str, ...], split: str) -> CompareConfig:
+    return composed("compare", CompareConfig, [*words, f"split={split}"])
 
 
 def measure(
@@ -156,9 +171,9 @@ class _Timed:
 
     def act(self, observation: Any, state: Any) -> Any:
         with limited(LONGEST_S):
-            begun = time.perf_counter()
+            begun = time.process_time()
             action = self._policy.act(observation, state)
-            self._episodes[-1].append(time.perf_counter() - begun)
+            self._episodes[-1].append(time.process_time() - begun)
         return action
 
     def median_ms(self) -> float:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serving_gym.envs.registration import ENVS, env_id
+from serving_gym.envs.registration import env_id
 from serving_gym.runners.ranking.entry import LEARNED, PROGRAM, Entry, Training
 from serving_gym.runners.ranking.identity import Subject, subject_of
 from serving_gym.runners.ranking.measuring import (
     Measured,
+    environment_of,
     measure,
     of_returns,
     present_versions,
@@ -90,11 +91,11 @@ def validate(
     season = load_season(entry.season, folder)
     board = season.board(entry.board)
     _check_place(entry, path)
-    _check_setting(entry, season, board)
+    env = environment_of(season, board)
+    _check_setting(entry, season, board, env_id(env))
     check_training(entry.training)
     _check_arithmetic(entry)
     check_limit("figures.decision_ms_p99", entry.figures.decision_ms_p99, board, "states")
-    env = next(name for name in ENVS if env_id(name) == entry.environment.id)
     subject = subject_of(entry.policy, env, path.parent)
     _check_subject(entry, subject)
     notes = tuple(_version_notes(entry))
@@ -115,17 +116,14 @@ def _check_place(entry: Entry, path: Path) -> None:
             raise _refusal(field, stated, f"its file is in the folder {found.name!r}")
 
 
-def _check_setting(entry: Entry, season: Season, board: Board) -> None:
+def _check_setting(entry: Entry, season: Season, board: Board, current: str) -> None:
     """Environment, words and seeds are those of the season."""
     if not season.opens <= entry.added <= season.closes:
         raise _refusal(
             "added", entry.added, f"season {season.name} is from {season.opens} to {season.closes}"
         )
-    current = {env_id(name) for name in ENVS}
-    if entry.environment.id not in current:
-        raise _refusal(
-            "environment.id", entry.environment.id, f"this version has {', '.join(sorted(current))}"
-        )
+    if entry.environment.id != current:
+        raise _refusal("environment.id", entry.environment.id, f"this version has {current}")
     for field, stated, found in (
         ("environment.words", entry.environment.words, board.words),
         ("seeds.first", entry.seeds.first, season.first_seed),
