@@ -77,6 +77,7 @@ class OServeConfig(Constants):
         objective: "throughput" (section 4.2) or "completion_time" (`strategies.PlanEvaluator`).
         most_room: Times the forecast that a deployment need reach at most: of those that do, and of the best uniform
             ones, the one of fewest replicas is taken. Source: ours; so large that it does not count.
+        period_s: Between two decisions, seconds; None: each span of the environment (section 3, one minute).
     """
 
     forecaster: str = "type_lstm"
@@ -93,6 +94,7 @@ class OServeConfig(Constants):
     precision: float = PRECISION
     objective: str = "completion_time"
     most_room: float = tunable(100.0, 1.0, 100.0, log=True)
+    period_s: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("forecaster", self.forecaster, FORECASTERS)
@@ -105,7 +107,7 @@ class OServeConfig(Constants):
         check_at_least(self, 1, "most_room", finite=True)
         check_at_least(self, 1, "history")
         check_not_negative(self, "min_gain", finite=True)
-        check_positive(self, "precision", finite=True)
+        check_positive(self, "precision", "period_s", finite=True)
         _ = self.generation
 
     @property
@@ -126,6 +128,11 @@ class OServePolicy(DeployingPolicy):
     def __init__(self, config: OServeConfig | None = None) -> None:
         self.config = config or OServeConfig()
         self._fitted: tuple[bytes, Forecaster | None] | None = None
+
+    @property
+    def period_s(self) -> float | None:
+        """Time between decisions."""
+        return self.config.period_s
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Fits the forecaster, unless it is fitted to the same past already.

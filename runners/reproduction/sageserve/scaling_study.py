@@ -188,7 +188,7 @@ class ScalingStudy(PaperStudy):
         """Registered name and parameters of a policy of the paper."""
         made = self.choices
         if name == CHIRON:
-            return "chiron", {}
+            return "chiron", {"period_s": made.decision_s}
         if name in (REACTIVE, SILOED):
             siloed = name == SILOED
             return "sageserve_reactive", {"siloed": siloed, "period_s": made.decision_s, **made.ratios}
