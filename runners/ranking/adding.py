@@ -77,7 +77,7 @@ class Adder:
         self._folder, self._season, self._name, self._day = folder, season, name, day
         self._world: World | None = None
 
-    def add(self, given: Given, on_episode: Callable[[float], None] = lambda value: None) -> Path:
+    def add(self, given: Given, on_episode: Callable[[float], object] = lambda value: None) -> Path:
         """Adds an entry; returns its file.
 
         Args:
@@ -134,7 +134,7 @@ class Adder:
         return True
 
     def policies(self) -> tuple[str, ...]:
-        """All policies of this project on the board: those of its task and further ones; reference and checkpoints first."""
+        """Policies of this project on the board, of its task and further ones; reference and checkpoints first."""
         named = (*load_task(self.board.task).policies, *self.board.also)
         learned = (name for name in named if is_checkpoint(name))
         return tuple(dict.fromkeys((self.board.reference, *learned, *named)))

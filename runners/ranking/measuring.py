@@ -87,7 +87,7 @@ def measure(
     world: World,
     subject: Subject,
     seeds: Sequence[int],
-    on_episode: Callable[[float], None] = lambda value: None,
+    on_episode: Callable[[float], object] = lambda value: None,
 ) -> Measured:
     """Runs a policy on seeds.
 
