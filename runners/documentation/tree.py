@@ -12,8 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _LINK = re.compile(r"(?:\]\(|<img [^>]*?src=\")(?!\w+:)([^)#\s\"]+)")
 # Beside what the pages in docs/ link to.
 _ALSO = ("README.md", "CONTRIBUTING.md", "agents/zoo/*/card.md", "examples/*/README.md")
-# Pages whose address does not follow from their path: that of the repository, the index for readers there, and rules beside
-# a page in docs/ of the folder's name.
+# Pages whose address does not follow from their path: that of the repository, and the index for readers there.
 _ADDRESSES = {
     "README.md": "readme/",
     "docs/README.md": "contents/",
