@@ -11,8 +11,8 @@ seeds (`spread=true`), their ratio, whether the claim holds by the rule in its n
 compared), the verdict, and our number under other choices (`sensitivity`). The claims of each part are written when
 the part has finished. `quick=true` takes one seed and less of each part; `cut` in `claims.json` says what it leaves
 out. `paper=all` runs every paper, ends with a table of verdicts, and continues a run that was stopped with the same
-`out=`. `save=true` keeps them in the repository and writes REPRODUCTION.md, which lists the parts and
-choices of each paper.
+`out=`. `save=true` keeps them in the repository and writes REPRODUCTION.md, which lists the parts and choices of each
+paper, and the papers' pages in docs/papers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 
 from serving_gym.runners.command_line.cli import command
+from serving_gym.runners.documentation.papers import write_paper_pages
 from serving_gym.runners.reporting.tables import print_results_in
 from serving_gym.runners.reproduction.claims import Claim, print_claims, write_claims
 from serving_gym.runners.reproduction.config import ALL, ReproduceConfig
@@ -53,6 +54,7 @@ def main(config: ReproduceConfig, out: Path) -> None:
     if config.save:
         keep(config.paper, made)
         print(f"kept in {write_page(choices_of_papers())}")
+        write_paper_pages()
     print_results_in(out)
 
 

@@ -19,6 +19,7 @@ from serving_gym.calibration.lookup import check_choice
 from serving_gym.runners.documentation.environments import environment_pages
 from serving_gym.runners.documentation.figures import fields_needed, fill, rows_of, stale_figures
 from serving_gym.runners.documentation.keeping import keep
+from serving_gym.runners.documentation.papers import paper_pages
 from serving_gym.runners.documentation.tree import ROOT
 from serving_gym.runners.reproduction.page import PAGE, page_text
 from serving_gym.runners.reproduction.papers import choices_of_papers
@@ -70,6 +71,7 @@ def _given(words: Sequence[str]) -> dict[str, str]:
 def _written() -> Iterator[tuple[str, str]]:
     """Path and content of the pages that are written as a whole."""
     yield from environment_pages()
+    yield from paper_pages()
     yield PAGE.name, page_text(choices_of_papers())
 
 

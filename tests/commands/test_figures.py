@@ -53,6 +53,7 @@ OTHERS = (
     "docs/deployment.md",
     "docs/autoscaling.md",
     "docs/sharing.md",
+    "docs/leaderboard.md",
 )
 
 
