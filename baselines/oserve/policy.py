@@ -154,9 +154,7 @@ class OServePolicy(DeployingPolicy):
         method = self.config.profiling
         own = method != "environment"
         tpot_s = min(slo.tpot_s for slo in spec.slos) if self.config.keep_tpot else None
-        table = (
-            self.setting.profiled(method, self.config.precision, tpot_s) if own else self.setting.table
-        )
+        table = self.setting.profiled(method, self.config.precision, tpot_s) if own else self.setting.table
         self.table = of_holding(table.of_role("mixed"), self.setting)
         past = self.setting.past
         if self._fitted is None or self._fitted[0] != past.tobytes():

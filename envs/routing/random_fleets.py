@@ -82,7 +82,9 @@ class RandomFleets:
         check_within(self, "[0, 1]", "sessions_share", "gauge_age_share", prefix="also_fleets.")
         check_within(self, "[0.1, 60]", "gauge_age_s", prefix="also_fleets.")
         if len(self.places) != 2 or not 1 <= self.places[0] <= self.places[1]:
-            raise ValueError(f"also_fleets.places must be two numbers, least and most, got {list(self.places)}")
+            raise ValueError(
+                f"also_fleets.places must be two numbers, least and most, got {list(self.places)}"
+            )
         if not self.number:
             if self.validation:
                 raise ValueError("also_fleets.validation needs fleets to train on: set also_fleets.number")
@@ -133,9 +135,7 @@ class RandomFleets:
         replicas, counts = self._engines(rng)
         engine = self.engines[0] if rng.random() < 0.5 else str(rng.choice(list(self.engines)))
         with_sessions = bool(rng.random() < self.sessions_share)
-        groups = tuple(
-            GroupSpec(replica, count) for replica, count in zip(replicas, counts, strict=True)
-        )
+        groups = tuple(GroupSpec(replica, count) for replica, count in zip(replicas, counts, strict=True))
         cluster = FleetConfig(groups, engine=engine, prefix_caching=with_sessions)
         aged = rng.random() < self.gauge_age_share
         age_s = _log_uniform(rng, _SHORTEST_AGE_S, self.gauge_age_s)

@@ -55,6 +55,7 @@ OTHERS = (
     "docs/deployment.md",
     "docs/autoscaling.md",
     "docs/sharing.md",
+    "docs/leaderboard.md",
 )
 
 
