@@ -9,7 +9,7 @@ Writes `claims.json`: the claim, the paper's number (null if its text has none),
 seeds (`spread=true`), their ratio, whether the claim holds by the rule in its note (null if the two cannot be
 compared), the verdict, and our number under other choices (`sensitivity`). The claims of each part are written when
 the part has finished. `save=true` keeps them in the repository and writes REPRODUCTION.md, which lists the parts and
-choices of each paper.
+choices of each paper, and the papers' pages in docs/papers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 from serving_gym.runners.command_line.cli import command
+from serving_gym.runners.documentation.papers import write_paper_pages
 from serving_gym.runners.reporting.tables import print_results_in
 from serving_gym.runners.reproduction.claims import Claim, print_claims, write_claims
 from serving_gym.runners.reproduction.config import ReproduceConfig
@@ -59,6 +60,7 @@ def main(config: ReproduceConfig, out: Path) -> None:
     if config.save:
         keep(config.paper, made)
         print(f"kept in {write_page({name: one.choices for name, one in _PAPERS.items()})}")
+        write_paper_pages()
     print_results_in(out)
 
 

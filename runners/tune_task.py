@@ -28,7 +28,7 @@ from serving_gym.calibration.fields import check_within
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.registration import Environment
 from serving_gym.envs.workload.registry import SPLITS
-from serving_gym.runners.benchmark.benchmark import load_task, stratum_configs, task_names
+from serving_gym.runners.benchmark.benchmark import known_tasks, load_task, stratum_configs
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.configuration.policies import is_checkpoint, load_policy, policy_config
 from serving_gym.runners.configuration.schema import check_least
@@ -77,7 +77,7 @@ class TuneTaskConfig:
         if not self.tasks:
             raise ValueError("tasks must name a task of the benchmark")
         for name in self.tasks:
-            check_choice("task", name, task_names())
+            check_choice("task", name, known_tasks())
         check_choice("split", self.split, [split for split in SPLITS if split in ("train", "validation")])
         for name, least in (("seeds", 1), ("first_seed", 0), ("evaluations", 1)):
             check_least(name, getattr(self, name), least)

@@ -24,7 +24,7 @@ from serving_gym.runners.configuration.schema import BackendConfig, LauncherConf
 from serving_gym.runners.documentation.hardware import hardware_page
 from serving_gym.runners.documentation.markdown import code, importable, table
 from serving_gym.runners.documentation.schemas import Argument, arguments_of, prose_of
-from serving_gym.runners.documentation.tree import ROOT
+from serving_gym.runners.reproduction.config import PAPERS
 
 _FOLDER = "reference"
 _COMMENT = re.compile(r"(?m)^# (?!@package)(.+)$")
@@ -192,7 +192,6 @@ def policy_pages(schemas: Schemas) -> dict[str, str]:
     families: dict[str, list[str]] = {}
     for name, entry in POLICIES.items():
         families.setdefault(family_of(entry.policy), []).append(name)
-    claims = (ROOT / "REPRODUCTION.md").read_text(encoding="utf-8")
     pages = {}
     for family, names in sorted(families.items()):
         said = prose_of(import_module(f"serving_gym.{family}"))
@@ -200,8 +199,10 @@ def policy_pages(schemas: Schemas) -> dict[str, str]:
         path = f"policies/{family.removeprefix('baselines.').replace('.', '_')}.md"
         text = [f"# {title}", f"Package `{family}`. {said}"]
         package = family.rpartition(".")[2]
-        if f"\n## {package}\n" in claims:
-            text.append(f"[The paper's figures beside ours](../../REPRODUCTION.md#{package}).")
+        if package in PAPERS:
+            text.append(
+                f"[The paper, step by step, and its figures beside ours](../../docs/papers/{package}.md)."
+            )
         for name in names:
             text += [f"## `{name}`", *policy_text(name, schemas, path)]
         pages[path] = importable("\n\n".join(text)) + "\n"
