@@ -68,4 +68,6 @@ def _draw_agent(axis: Any, axis_name: str, name: str, each: Mapping[str, Any], c
     count = len(each["trainings"])
     label = f"{name}, {count} training{'s' if count > 1 else ''}: {each['last']['iqm']:.4g}"
     axis.plot(curve["x"], curve["iqm"], color=colour, linewidth=2, label=label, zorder=4)
-    axis.fill_between(curve["x"], curve["low"], curve["high"], color=colour, alpha=0.18, linewidth=0, zorder=3)
+    axis.fill_between(
+        curve["x"], curve["low"], curve["high"], color=colour, alpha=0.18, linewidth=0, zorder=3
+    )

@@ -16,7 +16,7 @@ class OfflineConfig(AgentConfig):
         total_steps: Decisions in gradient steps, `batch_size` each.
         learning_rate: Of Adam; it falls to a tenth.
         dataset: Folder of a Minari dataset that `runners.collect` wrote.
-        policies: Policies in it whose episodes are learned from; empty: all.
+        behaviours: Policies in it whose episodes are learned from; empty: all.
         best_share: Share of these episodes that is kept: those whose return is highest beside the others of their seed.
         batch_size: Decisions in a gradient step.
         max_gradient_norm: Gradients are clipped there.
@@ -26,7 +26,7 @@ class OfflineConfig(AgentConfig):
     total_steps: int = 2_000_000
     learning_rate: float = 1e-3
     dataset: str | None = None
-    policies: tuple[str, ...] = ()
+    behaviours: tuple[str, ...] = ()
     best_share: float = 1.0
     batch_size: int = 256
     max_gradient_norm: float = 10.0

@@ -53,7 +53,7 @@ class OfflineLearner(Learner):
             env_id(task.env),
             self.observation,
             self.action,
-            config.policies,
+            config.behaviours,
             config.best_share,
             self.adapter.goes_on,
         )
