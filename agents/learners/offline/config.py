@@ -37,11 +37,6 @@ class OfflineConfig(AgentConfig):
         check_at_least(self, 1, "batch_size", prefix="agent.")
         check_within(self, "(0, 1]", "best_share", prefix="agent.")
         check_positive(self, "max_gradient_norm", prefix="agent.")
-        if self.dataset is None:
-            raise ValueError(
-                f"agent={self.name} learns from a dataset: name the folder that runners.collect wrote, "
-                "as in agent.dataset=data"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +55,7 @@ class CQLConfig(OfflineConfig):
 
     Attributes:
         discount: On the value of the next decision, one decision interval later; elapsed time counts.
+        n_step: Decisions whose rewards are counted as they came before values are trusted.
         conservatism: Weight of the conservative term, the log-sum-exp of all possible actions' values less the value of
             the action in the dataset (equation 4, CQL(H)).
         target_rate: Share by which the target network moves in a gradient step.
@@ -68,6 +64,7 @@ class CQLConfig(OfflineConfig):
 
     name: str = "cql"
     discount: float = 0.99
+    n_step: int = 1
     conservatism: float = 1.0
     target_rate: float = 0.005
     reward_scale: float | None = None
@@ -75,6 +72,7 @@ class CQLConfig(OfflineConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_within(self, "(0, 1)", "discount", prefix="agent.")
+        check_at_least(self, 1, "n_step", prefix="agent.")
         check_not_negative(self, "conservatism", prefix="agent.")
         check_within(self, "(0, 1]", "target_rate", prefix="agent.")
         check_positive(self, "reward_scale", prefix="agent.")

@@ -58,6 +58,44 @@ class Experience:
             returns[i] = following
         return returns
 
+    def ahead(self, steps: int, discount: float, interval_s: float) -> Ahead:
+        """What followed within some decisions of the same episode.
+
+        Args:
+            steps: Decisions, this one included.
+            discount: Over `interval_s` of time.
+            interval_s: Seconds.
+        """
+        last = np.append(self.episodes[1:] != self.episodes[:-1], True)
+        here, going = np.arange(len(self.at)), np.ones(len(self.at), bool)
+        rewards, elapsed_s = np.zeros(len(self.at)), np.zeros(len(self.at))
+        for step in range(steps):
+            rewards += np.where(going, discount ** (elapsed_s / interval_s) * self.rewards[here], 0.0)
+            elapsed_s += np.where(going, self.dt_s[here], 0.0)
+            if step + 1 < steps:
+                going &= ~last[here]
+                here = here + going
+        return Ahead(
+            rewards.astype(np.float32), elapsed_s.astype(np.float32), self.at[here] + 1, self.over[here]
+        )
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What followed each decision within some decisions.
+
+    Attributes:
+        rewards: (N,), discounted and summed.
+        elapsed_s: (N,), time they took, seconds.
+        at: (N,), the observation they led to.
+        over: (N,), whether nothing followed it.
+    """
+
+    rewards: NDArray[np.float32]
+    elapsed_s: NDArray[np.float32]
+    at: NDArray[np.int64]
+    over: NDArray[np.bool_]
+
 
 def dataset_folder(root: Path, dataset_id: str) -> Path:
     """Where a dataset's data lie in a folder of Minari."""
