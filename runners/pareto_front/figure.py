@@ -13,6 +13,7 @@ from serving_gym.runners.reporting.figure_style import PNG, Look, clean, log_tic
 
 _LOG_RATIO = 30.0  # of the largest to the smallest value, from which a scale is logarithmic
 _ATTAINMENT = "_attainment"
+_NAMES = {"cost_usd": "rent, US$", "slo_attainment": "SLO misses, %"}
 
 
 def plot_front(path: Path, results: Mapping[str, Any], figures: str = PNG) -> None:
@@ -86,7 +87,7 @@ def _drawn(name: str, value: float) -> float:
 
 def _label(axis: Any, which: Any, name: str, direction: str, values: list[float]) -> None:
     misses = name.endswith(_ATTAINMENT)
-    said = f"SLO misses ({name.removesuffix(_ATTAINMENT)}), %" if misses else name
+    said = _NAMES.get(name, f"{name.removesuffix(_ATTAINMENT)} SLO misses, %" if misses else name)
     better = "lower" if misses else direction
     which.set_label_text(f"{said} ({better} is better)")
     finite = np.array([value for value in values if np.isfinite(value)])

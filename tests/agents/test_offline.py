@@ -119,7 +119,7 @@ def test_a_command_that_fails_leaves_no_half_dataset(tmp_path, capsys):
         (["policies=[]"], "policies must name at least one policy"),
         (["policies=[jsq,jsq]"], "policies names 'jsq' more than once"),
         (["policies=[jsqq]"], "unknown policy 'jsqq'; did you mean 'jsq'"),
-        (["policies=[jsq]", "explore=1.5"], "explore must be in [0, 1], got 1.5"),
+        (["policies=[jsq]", "explore=1.5"], "explore must lie in [0, 1], got 1.5"),
         (["policies=[jsq]", "data_format=csv"], "unknown data_format 'csv'"),
     ],
 )
@@ -233,7 +233,7 @@ def test_a_stopped_training_goes_on(agent, dataset, tmp_path):
         ),
         (
             ["agent=offline_bc", "agent.dataset=x", "agent.best_share=0"],
-            "agent.best_share must be in (0, 1], got 0",
+            "agent.best_share must lie in (0, 1], got 0",
         ),
     ],
 )
