@@ -70,7 +70,7 @@ def _draw_agent(axis: Any, axis_name: str, name: str, each: Mapping[str, Any], c
     curve = each["curves"][axis_name]
     count = len(each["trainings"])
     label = f"{name}, {count} training{'s' if count > 1 else ''}: {each['last']['iqm']:.4g}"
-    axis.plot(curve["x"], curve["iqm"], color=colour, linewidth=2, label=label, zorder=4)
-    axis.fill_between(
-        curve["x"], curve["low"], curve["high"], color=colour, alpha=0.18, linewidth=0, zorder=3
-    )
+    line = {"color": colour, "linewidth": 2, "drawstyle": "steps-post"}
+    axis.plot(curve["x"], curve["iqm"], label=label, zorder=4, **line)
+    ends = (curve["low"], curve["high"])
+    axis.fill_between(curve["x"], *ends, step="post", color=colour, alpha=0.18, linewidth=0, zorder=3)
