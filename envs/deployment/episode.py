@@ -180,9 +180,7 @@ class DeploymentEpisode(SteppedEpisode[DeploymentConfig]):
         """(num_candidates,), which candidates there are; while a switch is under way only to stay."""
         return action_mask(self.config.num_candidates, self.candidates)
 
-    def step(
-        self, action: int | np.integer | Deploy | None, interval_s: float | None = None
-    ) -> Outcome:
+    def step(self, action: int | np.integer | Deploy | None, interval_s: float | None = None) -> Outcome:
         """Carries out a decision and lets time pass to the next one.
 
         The 99th percentile of each span is charged in the step in which the span ends, however often one decides.

@@ -45,14 +45,17 @@ NO_RESULTS = (
     r"-1: none",
     r"uniform in \[0, `\w+`\]",
 )
-# Pages whose tables are written from classes, and cards of agents, which have none of the benchmark's.
+# Pages whose tables are written from classes or from the leaderboard's entries, and cards of agents, which have none of
+# the benchmark's.
 OTHERS = (
     "agents/zoo/",
+    "docs/leaderboard.md",
     "docs/routing.md",
     "docs/dp_tp.md",
     "docs/deployment.md",
     "docs/autoscaling.md",
     "docs/sharing.md",
+    "docs/leaderboard.md",
 )
 
 
