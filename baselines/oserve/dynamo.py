@@ -70,7 +70,8 @@ class DynamoConfig(Constants):
         decode_weight: Times that the work of decoding is counted when GPUs are divided; 1 is the rule above. More
             leaves decode workers room, which answers are faster for. Source: ours.
         period_s: Between two decisions, seconds, each from the mean demand since the last one; None: each span of the
-            environment, from its forecast. Source: Dynamo 1.6, `planner/config/defaults.py`, `throughput_adjustment_interval`.
+            environment, from its forecast. Source: Dynamo 1.6, `planner/config/defaults.py`,
+            `throughput_adjustment_interval`.
     """
 
     min_gain: float = tunable(0.05, 0.0, 1.0)

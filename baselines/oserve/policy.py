@@ -62,8 +62,8 @@ class OServeConfig(Constants):
         max_iterations: Of Algorithm 1. Source: ours.
         restarts: Of Algorithm 1. Source: ours.
         min_gain: Share by which a deployment must reach more than the present one to replace it. Source: ours.
-        first_gain: The same at the first decision, which is free, if it is less. Source: ours, what the profile can tell
-            from no gain.
+        first_gain: The same at the first decision, which is free, if it is less. Source: ours, what the profile can
+            tell from no gain.
         switch: "ad_hoc" (section 5.2) or "reload".
         assignment: Of the solver's solution, "apart", types are kept apart among replicas that are alike
             (`assignment.keep_apart`), "even", such replicas share all types, or "as_solved", each replica serves what

@@ -18,8 +18,9 @@ class DeploymentEnv(SteppedEnv[DeploymentConfig, DeploymentState]):
 
     A cluster of machines serves one model. In every span (one minute) the policy divides it into replicas, each with
     its own tensor- and pipeline-parallel degree, and assigns each workload type a share of each replica, as OServe does
-    (`baselines/oserve`). A policy that states a period of its own is asked at that period instead. Workload types are clusters of prompt length and predicted output length, or the workload's
-    classes. Requests of one type are dispatched to the replicas in turn, in proportion to these shares.
+    (`baselines/oserve`). A policy that states a period of its own is asked at that period instead. Workload types are
+    clusters of prompt length and predicted output length, or the workload's classes. Requests of one type are
+    dispatched to the replicas in turn, in proportion to these shares.
 
     ## Action space
 

@@ -315,9 +315,10 @@ def most_running(replica: ReplicaSpec, kind_type: WorkloadType, run: SaturationR
         run: How it is saturated.
         tpot_s: Mean time between tokens, seconds.
     """
-    tried = [max(1, math.floor(batch_of(replica, kind_type)))]
+    tried, most = [replica.max_num_seqs], max(1, math.floor(batch_of(replica, kind_type)))
     while tried[-1] > 1:
-        tried.append(min(tried[-1] - 1, math.floor(tried[-1] * FEWER)))
+        tried.append(min(tried[-1] - 1, most))
+        most = max(1, math.floor(tried[-1] * FEWER))
     rng = stream(run.seed, "oserve", "most running")
 
     def keeps(place: int) -> bool:

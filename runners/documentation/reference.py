@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from inspect import unwrap
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from serving_gym.agents.learners.learner import AGENTS
-from serving_gym.baselines.registry import POLICIES, policy_tunables
 from serving_gym.calibration.lookup import load_attribute
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.objective import Objective
@@ -21,10 +20,10 @@ from serving_gym.runners.command_line.help import first_words
 from serving_gym.runners.configuration.clusters import CLUSTERS
 from serving_gym.runners.configuration.folders import CONFIG_DIR
 from serving_gym.runners.configuration.schema import BackendConfig, LauncherConfig, TrackerConfig
+from serving_gym.runners.documentation.families import family_pages
 from serving_gym.runners.documentation.hardware import hardware_page
 from serving_gym.runners.documentation.markdown import code, importable, table
 from serving_gym.runners.documentation.schemas import Argument, arguments_of, prose_of
-from serving_gym.runners.reproduction.config import PAPERS
 
 _FOLDER = "reference"
 _COMMENT = re.compile(r"(?m)^# (?!@package)(.+)$")
@@ -67,7 +66,7 @@ class Schemas:
         return table(
             ["field", "type", "default", "meaning"],
             (
-                [f"`{item.name}`", self._type(item, path), code(item.default), item.meaning]
+                [f"`{item.name}`", self.type_of(item, path), code(item.default), item.meaning]
                 for item in arguments_of(cls, ClusterSpec)
             ),
         )
@@ -82,7 +81,13 @@ class Schemas:
             if item.nested:
                 yield from self._new(item.nested, (*above, cls))
 
-    def _type(self, item: Argument, path: str) -> str:
+    def type_of(self, item: Argument, path: str) -> str:
+        """The type of a field, with a link where a dataclass is written.
+
+        Args:
+            item: The field.
+            path: Of the page that it is shown on.
+        """
         page = self._written.get(item.nested) if item.nested else None
         if not page or item.nested is None:
             return f"`{item.kind}`"
@@ -162,7 +167,7 @@ def reference_pages() -> dict[str, str]:
     pages["configuration/hardware.md"] = hardware_page()
     for name in commands():
         pages[f"commands/{name}.md"] = command_page(name, schemas)
-    pages |= policy_pages(schemas)
+    pages |= family_pages(schemas)
     return {f"{_FOLDER}/{path}": content for path, content in pages.items()}
 
 
@@ -185,57 +190,3 @@ def command_page(name: str, schemas: Schemas) -> str:
     if "config" in hints:
         text += ["## All keys", schemas.table_of(hints["config"], f"commands/{name}.md")]
     return importable("\n\n".join(text)) + "\n"
-
-
-def policy_pages(schemas: Schemas) -> dict[str, str]:
-    """A page for each package of policies: what each does, after what, with its parameters."""
-    families: dict[str, list[str]] = {}
-    for name, entry in POLICIES.items():
-        families.setdefault(family_of(entry.policy), []).append(name)
-    pages = {}
-    for family, names in sorted(families.items()):
-        said = prose_of(import_module(f"serving_gym.{family}"))
-        title = title_of(family, said)
-        path = f"policies/{family.removeprefix('baselines.').replace('.', '_')}.md"
-        text = [f"# {title}", f"Package `{family}`. {said}"]
-        package = family.rpartition(".")[2]
-        if package in PAPERS:
-            text.append(
-                f"[The paper, step by step, and its figures beside ours](../../docs/papers/{package}.md)."
-            )
-        for name in names:
-            text += [f"## `{name}`", *policy_text(name, schemas, path)]
-        pages[path] = importable("\n\n".join(text)) + "\n"
-    return pages
-
-
-def title_of(family: str, said: str) -> str:
-    """The paper's name for its system, with which a package's docstring begins; else the package's name in words.
-
-    Args:
-        family: The package.
-        said: Its docstring.
-    """
-    system = re.match(r"((?:[A-Z][\w-]*)(?: [A-Z][\w-]*)*)(?=:| \()", said)
-    return system[1] if system else family.removeprefix("baselines.").replace(".", " ").capitalize()
-
-
-def family_of(target: str) -> str:
-    """Package of a `module:class`."""
-    return target.partition(":")[0].rpartition(".")[0]
-
-
-def policy_text(name: str, schemas: Schemas, path: str) -> Iterator[str]:
-    """What a policy does, its parameters, and those that a tuner may search."""
-    entry = POLICIES[name]
-    cls: Any = load_attribute(entry.policy)
-    module = import_module(cls.__module__)
-    yield f"`serving_gym.{entry.policy.replace(':', '.')}`. {prose_of(module)}"
-    yield prose_of(cls)
-    if getattr(cls, "clairvoyant", False):
-        yield "Clairvoyant: it sees the future, and is a reference, not a rival."
-    if entry.config:
-        yield schemas.table_of(load_attribute(entry.config), path)
-        searched = policy_tunables(name)
-        if searched:
-            yield f"`runners.tune` searches {', '.join(f'`{key}`' for key in searched)}."

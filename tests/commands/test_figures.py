@@ -46,7 +46,7 @@ NO_RESULTS = (
     r"uniform in \[0, `\w+`\]",
     r"\| validation return \| [^|]* \|",  # of a card, which the training writes
 )
-# Pages whose tables are written from classes and entries.
+# Pages whose tables are written from classes or from the leaderboard's entries.
 OTHERS = (
     "docs/routing.md",
     "docs/dp_tp.md",

@@ -13,14 +13,19 @@ import pytest
 import yaml
 
 import serving_gym
+from serving_gym.baselines.registry import POLICIES
+from serving_gym.calibration.lookup import load_attribute
 from serving_gym.envs.registration import ENVS
 from serving_gym.runners.__main__ import commands
 from serving_gym.runners.documentation.code_blocks import fenced, sides
 from serving_gym.runners.documentation.environments import SECTIONS, environment_pages, manual_of
+from serving_gym.runners.documentation.families import family_of, family_pages
 from serving_gym.runners.documentation.front_page import section, verdict
 from serving_gym.runners.documentation.pages import written_pages
 from serving_gym.runners.documentation.papers import claims_text, paper_pages, with_generated
 from serving_gym.runners.documentation.policy_files import policy_files
+from serving_gym.runners.documentation.reading import reads_of
+from serving_gym.runners.documentation.reference import Schemas
 from serving_gym.runners.documentation.results import COLUMNS, Results, stale
 from serving_gym.runners.documentation.schemas import arguments_of
 from serving_gym.runners.documentation.tree import (
@@ -178,11 +183,32 @@ def test_references_name_every_command_policy_and_environment_argument(written: 
     )
     policies = "\n".join(text for path, text in written.items() if path.startswith("reference/policies/"))
     assert "## `flying_serving`" in policies
-    assert "# Flying Serving\n" in policies
+    assert "# Layout policies\n" in policies
+    assert "| `window_s` | `float` | `180.0` | 5 to 600, logarithmic |" in policies
+    assert "| [`hpa_rate`](#hpa_rate) |" in policies
+    assert "| each 15 s | `hpa_rate_tuned` |" in policies
+    assert all(f"\n## `{name}`\n" in policies for name in POLICIES)
     assert "docs/papers/flying_serving.md" in policies
     assert "`saturation_tokens`" in policies
     parts = written["reference/configuration/environments.md"]
     assert "`ttft_s` | `float` |  | Longest time to the first token, s." in parts
+
+
+def test_what_policies_read_is_what_their_code_names() -> None:
+    def reads(name: str) -> list[str]:
+        return reads_of(load_attribute(POLICIES[name].policy))
+
+    assert reads("static_dp") == ["now_s"]
+    assert {"in_flight", "first_token_s", "predicted_tokens"} <= set(reads("jsq"))
+    assert "hash_ids" not in reads("jsq")
+    assert {"kv_used_blocks", "kv_capacity_blocks"} <= set(reads("least_kv"))
+    assert reads("linear_score") == ["observation"]
+
+
+def test_a_policy_that_is_registered_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "jsq_again", POLICIES["jsq"])
+    assert family_of("jsq_again") == "routing"
+    assert "\n## `jsq_again`\n" in family_pages(Schemas())["policies/routing.md"]
 
 
 def test_modules_are_written_as_one_imports_them(written: dict[str, str]) -> None:

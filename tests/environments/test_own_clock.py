@@ -71,13 +71,10 @@ def test_a_fork_within_a_span_has_the_same_percentile():
     env = make_env("deployment", **{**BASE, "profiling": "closed_form"})
     env.reset(seed=1)
     env.ask_every(0.4 * BASE["span_s"])
-    rewards = []
     for _ in range(4):
         env.step(None)
     copy = env.fork()
-    for each in (env, copy):
-        rewards.append([each.step(None)[1] for _ in range(4)])
-    assert rewards[0] == rewards[1]
+    assert [env.step(None)[1] for _ in range(4)] == [copy.step(None)[1] for _ in range(4)]
 
 
 @pytest.mark.parametrize("name", ["Routing", "Sharing"])

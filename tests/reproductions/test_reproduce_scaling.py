@@ -76,7 +76,7 @@ def test_the_load_is_the_largest_that_the_paper_s_hours_cover():
 
 
 def test_errors_of_forecasts_at_the_peaks_of_hours():
-    """Two hours of windows 4, 8, 6, 2 and 5, 5, 10, 1: the last value before each is 4 and 2, the oracle says 9 and 9."""
+    """Two hours of windows 4, 8, 6, 2 and 5, 5, 10, 1: the last values are 4 and 2, the oracle says 9."""
     before, came = np.full(60, 4.0), np.array([4.0, 8, 6, 2, 5, 5, 10, 1])
     last = peaks.peaks_of("last_value", before, came, np.zeros(8))
     assert last.forecast.tolist() == [4.0, 2.0]

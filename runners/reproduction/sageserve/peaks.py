@@ -100,7 +100,9 @@ def peak_forecasts(study: ScalingStudy, setting: Setting) -> list[Claim]:
     found = []
     for name in FORECASTERS:
         each = [peaks_of(name, *of_seed) for of_seed in windows]
-        peaks = Peaks(*(np.concatenate(side) for side in zip(*((one.forecast, one.came) for one in each))))
+        peaks = Peaks(
+            np.concatenate([one.forecast for one in each]), np.concatenate([one.came for one in each])
+        )
         for what, value in (
             ("mean error of the largest window of an hour", peaks.error),
             ("hours whose largest window is under-forecast by more than 5 %", peaks.too_low),
