@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from serving_gym.runners.documentation import traces
 from serving_gym.runners.documentation.environments import environment_pages
 from serving_gym.runners.documentation.papers import write_paper_pages
 from serving_gym.runners.documentation.results import keep
@@ -29,6 +30,8 @@ def main(words: Sequence[str]) -> None:
         print(path)
     for path in write_paper_pages():
         print(path)
+    (ROOT / traces.PATH).write_text(traces.traces_page(), encoding="utf-8")
+    print(traces.PATH)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from serving_gym.baselines.registry import POLICIES
 from serving_gym.calibration.lookup import load_attribute
 from serving_gym.envs.registration import ENVS
 from serving_gym.runners.__main__ import commands
+from serving_gym.runners.documentation import traces
 from serving_gym.runners.documentation.code_blocks import fenced, sides
 from serving_gym.runners.documentation.environments import SECTIONS, environment_pages, manual_of
 from serving_gym.runners.documentation.families import family_of, family_pages
@@ -25,8 +26,8 @@ from serving_gym.runners.documentation.pages import written_pages
 from serving_gym.runners.documentation.papers import claims_text, paper_pages, with_generated
 from serving_gym.runners.documentation.policy_files import policy_files
 from serving_gym.runners.documentation.reading import reads_of
-from serving_gym.runners.documentation.reference import Schemas
 from serving_gym.runners.documentation.results import COLUMNS, Results, keep, stale
+from serving_gym.runners.documentation.schema_tables import Schemas
 from serving_gym.runners.documentation.schemas import arguments_of
 from serving_gym.runners.documentation.tree import (
     address,
@@ -108,6 +109,24 @@ def test_claims_stand_beside_the_figures_of_the_paper(tmp_path: Path) -> None:
 def test_a_page_of_a_paper_needs_its_marks() -> None:
     with pytest.raises(ValueError, match="one mark each of policies, claims; got"):
         with_generated("# OServe\n\n<!-- generated: claims -->\n<!-- end -->\n", "oserve")
+
+
+def test_the_page_of_trace_formats_is_as_the_readers_say() -> None:
+    assert (ROOT / traces.PATH).read_text() == traces.traces_page(), (
+        "write it: python -m runners.documentation"
+    )
+
+
+def test_every_trace_format_is_told_by_its_content() -> None:
+    said = {one.title: traces.understood("any.txt", one.content) for one in traces.TRACE_FORMATS}
+    assert len(said) >= 14
+    assert said["Azure 2023"].startswith("Azure (CSV); 2 requests over 4.315 s")
+    assert all("2 requests" in line for line in said.values())
+
+
+def test_a_file_that_is_read_is_no_example_of_a_refused_one() -> None:
+    with pytest.raises(ValueError, match=r"good\.csv is to be refused, and was read"):
+        list(traces.refusals([("good.csv", "arrival_s,input_tokens,output_tokens\n0,5,5\n")]))
 
 
 def test_files_of_policies_name_their_policy() -> None:
