@@ -116,7 +116,7 @@ def _put(config: DictConfig, typed: dict[str, Any], key: str, value: Any) -> Non
     first, _, inside = key.removeprefix("env.").partition(".")
     if inside and first in typed:
         typed[first] = _changed(typed[first], first, inside, value)
-    elif not _is_plain(value):
+    elif not is_plain(value):
         if inside:
             raise ValueError(f"{key} must be a plain value, got {type(value).__name__}")
         typed[first] = value
@@ -152,7 +152,7 @@ def as_words(values: Mapping[str, Any]) -> list[str]:
         ValueError: A value is an object that no word can say.
     """
     for key, value in values.items():
-        if not _is_plain(value):
+        if not is_plain(value):
             raise ValueError(f"{key} must be a plain value here, got {type(value).__name__}")
     return [f"{key}={_as_word(_as_plain(value))}" for key, value in values.items()]
 
@@ -174,13 +174,13 @@ def _as_word(value: Any) -> str:
     return repr(value)
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Whether a value is what YAML can say."""
     if value is None or isinstance(value, (bool, int, float, str, np.generic)):
         return True
     if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
-    return isinstance(value, (list, tuple)) and all(map(_is_plain, value))
+        return all(isinstance(key, str) and is_plain(each) for key, each in value.items())
+    return isinstance(value, (list, tuple)) and all(map(is_plain, value))
 
 
 def _as_plain(value: Any) -> Any:

@@ -16,6 +16,7 @@ from serving_gym.runners.documentation.policy_files import files_of, files_table
 from serving_gym.runners.documentation.reading import reads_of, state_classes
 from serving_gym.runners.documentation.schema_tables import Schemas
 from serving_gym.runners.documentation.schemas import arguments_of, prose_of
+from serving_gym.runners.documentation.units import unit_of
 from serving_gym.runners.reproduction.config import PAPERS
 
 _FOLDER = "policies"
@@ -154,12 +155,13 @@ def constants_table(config: type, tunables: dict[str, Tunable], schemas: Schemas
         path: Of the page.
     """
     return table(
-        ["constant", "type", "default", "tuner's range", "meaning"],
+        ["constant", "type", "default", "unit", "tuner's range", "meaning"],
         (
             [
                 f"`{item.name}`",
                 schemas.type_of(item, path),
                 code(item.default),
+                unit_of(item.name),
                 range_of(tunables[item.name]) if item.name in tunables else "",
                 item.meaning,
             ]

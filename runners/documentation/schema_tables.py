@@ -10,6 +10,7 @@ from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.runners.configuration.folders import CONFIG_DIR
 from serving_gym.runners.documentation.markdown import code, importable, table
 from serving_gym.runners.documentation.schemas import Argument, arguments_of, prose_of
+from serving_gym.runners.documentation.units import unit_of
 
 _COMMENT = re.compile(r"(?m)^# (?!@package)(.+)$")
 
@@ -49,9 +50,15 @@ class Schemas:
             path: Of the page that it is on.
         """
         return table(
-            ["field", "type", "default", "meaning"],
+            ["field", "type", "default", "unit", "meaning"],
             (
-                [f"`{item.name}`", self.type_of(item, path), code(item.default), item.meaning]
+                [
+                    f"`{item.name}`",
+                    self.type_of(item, path),
+                    code(item.default),
+                    unit_of(item.name),
+                    item.meaning,
+                ]
                 for item in arguments_of(cls, ClusterSpec)
             ),
         )

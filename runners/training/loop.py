@@ -60,6 +60,7 @@ class Training:
         self.settings = [
             Environment.of(config.env["name"], each) for each in config.agent_config.places(arguments)
         ]
+        self.settings += [each.changed(split="validation") for each in config.validation_fleets.values()]
         self.envs: list[Any] = [setting.make() for setting in self.settings]
         self._vector_env = self._make_vector_env()
         self.first_costs: list[float] = []  # of a validation episode in each environment, before training

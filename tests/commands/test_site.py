@@ -21,12 +21,12 @@ from serving_gym.runners.documentation import traces
 from serving_gym.runners.documentation.code_blocks import fenced, sides
 from serving_gym.runners.documentation.environments import SECTIONS, environment_pages, manual_of
 from serving_gym.runners.documentation.families import family_of, family_pages
-from serving_gym.runners.documentation.front_page import section, verdict
+from serving_gym.runners.documentation.front_page import section, verdict, winners_table
 from serving_gym.runners.documentation.pages import written_pages
 from serving_gym.runners.documentation.papers import claims_text, paper_pages, with_generated
 from serving_gym.runners.documentation.policy_files import policy_files
 from serving_gym.runners.documentation.reading import reads_of
-from serving_gym.runners.documentation.results import COLUMNS, Results, keep, stale
+from serving_gym.runners.documentation.results import COLUMNS, Results, stale
 from serving_gym.runners.documentation.schema_tables import Schemas
 from serving_gym.runners.documentation.schemas import arguments_of
 from serving_gym.runners.documentation.tree import (
@@ -37,6 +37,7 @@ from serving_gym.runners.documentation.tree import (
     shown_files,
     with_readmes,
 )
+from serving_gym.runners.documentation.units import unit_of
 from serving_gym.runners.reproduction.config import PAPERS
 from tests.tiers import full_except
 
@@ -129,6 +130,24 @@ def test_a_file_that_is_read_is_no_example_of_a_refused_one() -> None:
         list(traces.refusals([("good.csv", "arrival_s,input_tokens,output_tokens\n0,5,5\n")]))
 
 
+def test_units_are_those_that_names_carry() -> None:
+    names = (
+        "ttft_s",
+        "seconds",
+        "split_tokens_per_gpu",
+        "refill_tokens_per_s",
+        "crashes_per_hour",
+        "policies",
+    )
+    assert [unit_of(name) for name in names] == ["s", "s", "tokens a GPU", "tokens/s", "1/h", ""]
+
+
+def test_every_config_group_is_explained() -> None:
+    page = (ROOT / "docs/configuration.md").read_text()
+    groups = {path.name for path in (ROOT / "configs").iterdir() if path.is_dir()}
+    assert [name for name in sorted(groups) if f"| `{name}` |" not in page] == []
+
+
 def test_files_of_policies_name_their_policy() -> None:
     files = {file.name: file for file in policy_files()}
     assert files["sageserve_lt_u"].policy == "sageserve"
@@ -180,6 +199,16 @@ def test_the_front_page_answers_with_kept_figures(written: dict[str, str]) -> No
     assert result.command in page
     assert result.as_table() in page
     assert verdict(result) in page
+    questions = [
+        "What is it?",
+        "What can I do with it?",
+        "Does it win?",
+        "How do I start?",
+        "Can I trust it?",
+    ]
+    assert re.findall(r"(?m)^## (.+)$", page) == questions
+    assert winners_table() in page
+    assert len(page.split()) < 1200
     assert all(f"](docs/{name}.md)" in page for name in OWN)
 
 
@@ -203,7 +232,7 @@ def test_references_name_every_command_policy_and_environment_argument(written: 
     policies = "\n".join(text for path, text in written.items() if path.startswith("reference/policies/"))
     assert "## `flying_serving`" in policies
     assert "# Layout policies\n" in policies
-    assert "| `window_s` | `float` | `180.0` | 5 to 600, logarithmic |" in policies
+    assert "| `window_s` | `float` | `180.0` | s | 5 to 600, logarithmic |" in policies
     assert "| [`hpa_rate`](#hpa_rate) |" in policies
     assert "| each 15 s | `hpa_rate_tuned` |" in policies
     assert all(f"\n## `{name}`\n" in policies for name in POLICIES)
@@ -306,43 +335,6 @@ def test_fields_must_be_described() -> None:
     assert (known.meaning, known.default, known.kind) == ("Of both.", "1", "int")
     assert (other.meaning, other.default, other.kind) == ("Of both.", "null", "float or null")
     assert (new.meaning, new.default) == ("Whether.", "false")
-
-
-def test_only_test_episodes_on_the_simulator_are_kept(tmp_path: Path) -> None:
-    comparison = tmp_path / "comparison.json"
-    comparison.write_text(json.dumps({"env": "routing", "split": "train", "backend": "simulator"}))
-    with pytest.raises(ValueError, match="split=test on the simulator are kept, got split=train"):
-        keep(comparison, tmp_path)
-
-
-def test_a_comparison_is_kept(tmp_path: Path) -> None:
-    figure = {"iqm": -12.3456789, "ci95": [-20.0, -10.0], "mean": -13.0}
-    metrics = dict.fromkeys(COLUMNS, figure)
-    values = {
-        "env": "routing",
-        "split": "test",
-        "backend": "simulator",
-        "workload": "azure",
-        "seeds": 2,
-        "policies": {
-            name: {"metrics": {**metrics, "return": {**figure, "iqm": best}}}
-            for name, best in (("jsq", -1.0), ("random", -5.0), ("seer", -0.5))
-        },
-        "regret": {"clairvoyant_policies": {"jsq": 0.1, "random": 0.9}},
-        "relative_improvement": {"jsq>random": {"iqm": 0.8, "ci95": [0.7, 0.9]}, "jsq>seer": figure},
-    }
-    comparison = tmp_path / "comparison.json"
-    comparison.write_text(json.dumps(values))
-    assert keep(comparison, tmp_path) == tmp_path / "routing.json"
-    kept = Results.of("routing", tmp_path)
-    assert kept.ranked() == ["random", "jsq", "seer"]
-    assert kept.best() == "jsq"
-    assert kept.clairvoyant == ("seer",)
-    assert kept.gain_over("random") == "+80.0 % [70.0, 90.0]"
-    assert (
-        kept.as_table().splitlines()[-1]
-        == "| `seer`, clairvoyant | -0.5 [-20, -10] | -12.3 | -12.3 | -12.3 |"
-    )
 
 
 def test_the_front_page_needs_its_section_of_the_readme() -> None:
