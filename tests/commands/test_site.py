@@ -239,7 +239,7 @@ def test_references_name_every_command_policy_and_environment_argument(written: 
     assert "docs/papers/flying_serving.md" in policies
     assert "`saturation_tokens`" in policies
     parts = written["reference/configuration/environments.md"]
-    assert "`ttft_s` | `float` |  | Longest time to the first token, s." in parts
+    assert "`ttft_s` | `float` |  | s | Longest time to the first token, s." in parts
 
 
 def test_what_policies_read_is_what_their_code_names() -> None:
