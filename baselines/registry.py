@@ -98,6 +98,11 @@ POLICIES = {
         "baselines.common.routers.latency_observation:LatencyObservationPolicy",
         "baselines.common.routers.latency_observation:LatencyObservationConfig",
     ),
+    # in agents, since it may start from a checkpoint
+    "online": PolicyEntry(
+        "agents.environments.routing.online.policy:OnlinePolicy",
+        "agents.environments.routing.online.policy:OnlineConfig",
+    ),
     "lmetric": PolicyEntry(
         "baselines.common.routers.lmetric:LMetricPolicy",
         "baselines.common.routers.lmetric:LMetricConfig",

@@ -1,0 +1,1 @@
+"""A router that learns the engines' speed while it serves."""
