@@ -20,7 +20,7 @@ from serving_gym.runners.reproduction.oserve.study import pools, study_of
 
 KEYS = [
     "paper", "claim", "section", "paper_value", "ours", "ours_low", "ours_high", "unit", "kind", "ratio", "holds",
-    "verdict", "note", "sensitivity",
+    "verdict", "note", "sensitivity", "cut",
 ]  # fmt: skip
 
 
