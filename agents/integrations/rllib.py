@@ -35,7 +35,7 @@ _IMPOSSIBLE = -1e9  # logit; finite, so that PPO's divergence of two policies st
 
 
 class MaskedEnv(MaskedObservation):
-    """An environment as RLlib makes it, here or in its workers: `.environment(MaskedEnv, env_config={"env": "routing"})`.
+    """An environment as RLlib makes it: `.environment(MaskedEnv, env_config={"env": "routing"})`.
 
     Args:
         config: `env`, its name, and what `gymnasium.make` takes.

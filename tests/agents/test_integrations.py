@@ -5,7 +5,6 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 
 import serving_gym
 from serving_gym.agents.integrations.masked import ACTION_MASK, OBSERVATIONS, MaskedPolicy, make_masked
@@ -18,7 +17,6 @@ TINY = {"workload.num_requests": 60}
 @pytest.mark.parametrize("name", NAMES)
 def test_the_mask_is_part_of_the_observation(name):
     env = make_masked(name, **CASES[name])
-    check_env(env.unwrapped, skip_render_check=True)
     rng = np.random.default_rng(0)
     observation, info = env.reset(seed=0)
     over = False
