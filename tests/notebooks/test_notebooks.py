@@ -7,7 +7,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
 import serving_gym
@@ -35,7 +34,7 @@ def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, com
     work.mkdir()
     client = NotebookClient(
         book,
-        km=AsyncKernelManager(kernel_name="python3", transport="ipc"),
+        kernel_name="python3",
         timeout=CELL_TIMEOUT_S,
         startup_timeout=CELL_TIMEOUT_S,
         resources={"metadata": {"path": str(work)}},
