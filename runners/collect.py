@@ -1,7 +1,7 @@
 """Writes episodes of several policies as a Minari dataset, for offline learning.
 
     python -m runners.collect env=routing policies=[random,jsq,zoo/routing] seeds=20 out=data
-    python -m runners.collect env=dp_tp policies=[random,static_4x2,flying_serving] seeds=10 workload=azure_conv out=data
+    python -m runners.collect env=dp_tp policies=[random,static_4x2,flying_serving] seeds=10 explore=0.1 out=data
 
     python -m runners.train env=routing agent=cql agent.dataset=data
 
@@ -11,9 +11,9 @@ replaces that share of decisions by random possible actions, so that a dataset s
 
 Writes the dataset under the environment's id, as `out/Serving/Routing-v1/data`, where Minari finds it:
 `MinariDataset("out/Serving/Routing-v1/data")`, or `load_dataset("Serving/Routing-v1")` with MINARI_DATASETS_PATH=out.
-`recover_environment()` makes the environment again. Infos hold `action_mask`, `dt` (s), `refused`, `explored` and `reward_terms`,
-whose names are in the metadata beside policies, seeds, split, command and version; an episode's metadata are its policy,
-its seed and its metrics. Nothing is sent anywhere or fetched.
+`recover_environment()` makes the environment again. Infos hold `action_mask`, `dt` (s), `refused`, `explored` and
+`reward_terms`, whose names are in the metadata beside policies, seeds, split, command and version; an episode's
+metadata are its policy, its seed and its metrics. Nothing is sent anywhere or fetched.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def main(config: CollectConfig, out: Path) -> None:
                 bar.update()
         dataset.describe(_description(config, env.terms, found))
     rows = [[label, *(_mean(metrics, shown) for shown in _SHOWN)] for label, metrics in found.items()]
-    title = f"{dataset.id}, {config.split} split: {dataset.decisions:,} decisions in {len(policies) * config.seeds} episodes, means"
+    count = len(policies) * config.seeds
+    title = f"{dataset.id}, {config.split} split: {dataset.decisions:,} decisions in {count} episodes, means"
     print_table(title, ["policy", *_SHOWN], rows)
     print(f"Dataset in {folder}")
     print_results_in(out)

@@ -10,10 +10,10 @@ time is limited, as it is by default (five minutes), each then has its share of 
 
 The same command with its `out` goes on where it was stopped; with more `seeds` or `agents` it adds trainings.
 
-Writes `AGENT/seed=N/` (what `runners.train` writes, and `train.log`), `curves.json` (of each agent the interquartile mean
-of the validation return and its bootstrap 95 % interval over trainings, by minutes and by decisions, the first, last and
-kept return, and every validation; the return of other policies on the same episodes), and `curves.png`; `figures=pdf`:
-also as a PDF.
+Writes `AGENT/seed=N/` (what `runners.train` writes, and `train.log`), `curves.json` (of each agent the interquartile
+mean of the validation return and its bootstrap 95 % interval over trainings, by minutes and by decisions, the first,
+last and kept return, and every validation; the return of other policies on the same episodes), and `curves.png`;
+`figures=pdf`: also as a PDF.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from serving_gym.runners.configuration.policies import load_policies
 from serving_gym.runners.configuration.train_config import TrainConfig, register_agents
 from serving_gym.runners.learning_curves.config import DEFAULT, OWN_WORDS, REFUSED, CurvesConfig
 from serving_gym.runners.learning_curves.curves import agent_summary
-from serving_gym.runners.learning_curves.trainings import OneTraining, keep_plan, run_trainings
+from serving_gym.runners.learning_curves.trainings import OneTraining, run_trainings
 from serving_gym.runners.reporting.output import write_json
+from serving_gym.runners.reporting.plan import keep_plan
 from serving_gym.runners.reporting.progress import progress_bar, say
 from serving_gym.runners.reporting.tables import print_results_in, print_table
 from serving_gym.runners.reporting.trace_lines import say_traces
@@ -51,7 +52,7 @@ def main(config: CurvesConfig, out: Path) -> None:
     words = _words()
     labels = {agent: _label(agent, words) for agent in config.agents}  # says what is wrong with them at once
     say_traces(config.workload, config.cluster)
-    keep_plan(out, {"words": words})
+    keep_plan(out, words)
     trainings = [
         OneTraining(agent, seed, out / agent / f"seed={seed}", tuple(words))
         for seed in config.seed_range
@@ -121,9 +122,7 @@ def _summary(agent: str, trainings: list[OneTraining]) -> dict[str, Any]:
 
 def _references(config: CurvesConfig) -> dict[str, dict[str, Any]]:
     """Mean return of other policies on the validation episodes, and their roles."""
-    setting = Environment.of(
-        config.environment.name, {**config.environment.arguments, "split": "validation"}
-    )
+    setting = Environment.of(config.environment.name, {**config.environment.arguments, "split": "validation"})
     env = setting.make()
     policies = load_policies(config.compared, env, setting.name)
     roles = roles_of(policies, policy_roles(setting.name), [])
@@ -146,8 +145,11 @@ def _print(results: dict[str, Any]) -> None:
         ahead = None if best is None else sum(value > best for value in kept)
         figures = [(each[which]["iqm"], *each[which]["ci95"]) for which in ("first", "last", "kept")]
         rows.append([name, len(kept), *figures, each["minutes"], each["steps"], ahead])
-    headings = ["agent", "trainings", "first", "last [95 %]", "kept [95 %]", "minutes", "decisions", "ahead of\nall others"]  # fmt: skip
-    title = f"{results['env']} on {results['workload']}: validation return, interquartile means over trainings"
+    headings = ["agent", "trainings", "first", "last [95 %]", "kept [95 %]"]
+    headings += ["minutes", "decisions", "ahead of\nall others"]
+    title = (
+        f"{results['env']} on {results['workload']}: validation return, interquartile means over trainings"
+    )
     print_table(title, headings, rows)
 
 

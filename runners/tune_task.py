@@ -3,18 +3,18 @@
     python -m runners.tune_task tasks=[routing_uniform,routing_mixed] save=true
     python -m runners.tune_task tasks=[autoscaling] policies=[hpa_rate,kpa] evaluations=40 seeds=2
 
-Each policy's declared constants are searched with CMA-ES from its own file, with as many candidates and on the same
-validation episodes of all workloads of the tasks as every other policy. The score is the mean, over workloads and
-episodes, of the return in shares of what the first policy of the task without constants has there. Writes NAME.json
-for each policy, and with `save=true` `configs/policy/NAME_tuned.yaml`, or that of `--config-dir DIR`. A run that is
-begun again with the same `out` goes on with the policies that are left.
+Each policy's declared constants are searched with CMA-ES from its own file, or from the tuned file that there is where
+that is better, with as many candidates and on the same validation episodes of all workloads of the tasks as every other
+policy. The score is the mean, over workloads and episodes, of the return in shares of what the first policy of the task
+without constants has there. Writes NAME.json for each policy, and with `save=true` `configs/policy/NAME_tuned.yaml`, or
+that of `--config-dir DIR`. A run that is begun again with the same `out` goes on with the policies that are left.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,7 @@ from serving_gym.envs.registration import Environment
 from serving_gym.envs.workload.registry import SPLITS
 from serving_gym.runners.benchmark.benchmark import known_tasks, load_task, stratum_configs
 from serving_gym.runners.command_line.cli import command
+from serving_gym.runners.configuration.folders import config_names
 from serving_gym.runners.configuration.policies import is_checkpoint, load_policy, policy_config
 from serving_gym.runners.configuration.schema import check_least
 from serving_gym.runners.reporting.output import write_json
@@ -165,6 +166,9 @@ class Search:
             return rows[-1][0]
 
         score(start)  # a candidate too: tuned constants are never worse on these episodes
+        earlier = self._tuned_before(kept["name"], start)
+        if earlier is not None and score(earlier) > rows[0][0]:
+            start = earlier
         search(score, tunables, start, config.evaluations, config.sigma, config.search_seed)
         best, constants = max(rows, key=lambda row: row[0])
         return {
@@ -175,6 +179,14 @@ class Search:
             "tuned": best,
             "candidates": len(rows),
         }
+
+
+    def _tuned_before(self, name: str, start: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Constants of the policy's tuned file; None: it has none, or is of another policy."""
+        twin = f"{self.policy}_{self.config.suffix}"
+        kept = policy_config(twin) if twin in config_names("policy") else {"name": None}
+        params = kept.get("params", {})
+        return {key: params.get(key, value) for key, value in start.items()} if kept["name"] == name else None
 
 
 def _run(one: Search) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from serving_gym.calibration.lookup import check_choice
+from serving_gym.runners.documentation import traces
 from serving_gym.runners.documentation.environments import environment_pages
 from serving_gym.runners.documentation.figures import fields_needed, fill, rows_of, stale_figures
 from serving_gym.runners.documentation.keeping import keep
@@ -72,6 +73,7 @@ def _written() -> Iterator[tuple[str, str]]:
     """Path and content of the pages that are written as a whole."""
     yield from environment_pages()
     yield from paper_pages()
+    yield traces.PATH, traces.traces_page()
     yield PAGE.name, page_text(choices_of_papers())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from serving_gym.baselines.fit import environments_of
 from serving_gym.baselines.policy import Tunable, history_needed_of, period_of
@@ -14,11 +14,10 @@ from serving_gym.calibration.lookup import load_attribute
 from serving_gym.runners.documentation.markdown import code, importable, table
 from serving_gym.runners.documentation.policy_files import files_of, files_table
 from serving_gym.runners.documentation.reading import reads_of, state_classes
+from serving_gym.runners.documentation.schema_tables import Schemas
 from serving_gym.runners.documentation.schemas import arguments_of, prose_of
+from serving_gym.runners.documentation.units import unit_of
 from serving_gym.runners.reproduction.config import PAPERS
-
-if TYPE_CHECKING:
-    from serving_gym.runners.documentation.reference import Schemas
 
 _FOLDER = "policies"
 _ADMISSION, _SEVERAL = "admission", "several"
@@ -156,12 +155,13 @@ def constants_table(config: type, tunables: dict[str, Tunable], schemas: Schemas
         path: Of the page.
     """
     return table(
-        ["constant", "type", "default", "tuner's range", "meaning"],
+        ["constant", "type", "default", "unit", "tuner's range", "meaning"],
         (
             [
                 f"`{item.name}`",
                 schemas.type_of(item, path),
                 code(item.default),
+                unit_of(item.name),
                 range_of(tunables[item.name]) if item.name in tunables else "",
                 item.meaning,
             ]

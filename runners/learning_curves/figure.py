@@ -9,10 +9,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from serving_gym.runners.reporting.figure_style import COLOURS, PNG, clean, looks_of, save, short
+from serving_gym.runners.reporting.figure_style import PNG, clean, looks_of, save, short
 
 _LABELS = {"minutes": "time of training, min", "steps": "decisions"}
-_AGENTS = ("#000000", COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[3])
 _LOG_RATIO = 5.0  # between agents' decisions, from which their axis is logarithmic
 
 
@@ -29,22 +28,24 @@ def plot_curves(path: Path, results: Mapping[str, Any], figures: str = PNG) -> N
     agents, references = results["agents"], results["references"]
     figure = Figure(figsize=(12, 4.8), layout="constrained")
     panels = dict(zip(_LABELS, figure.subplots(1, 2, sharey=True), strict=True))
-    colours = {name: _AGENTS[i % len(_AGENTS)] for i, name in enumerate(agents)}
     lowest = min(min(each["curves"]["minutes"]["low"]) for each in agents.values())
     highest = max(max(each["curves"]["minutes"]["high"]) for each in agents.values())
     floor = lowest - 0.25 * max(highest - lowest, 0.05 * abs(lowest))
-    looks = looks_of(references)
+    first = next(iter(agents))
+    looks = looks_of([*agents, *references], first)
     for axis_name, axis in panels.items():
         clean(axis)
         for name, each in agents.items():
-            _draw_agent(axis, axis_name, name, each, colours[name])
+            _draw_agent(axis, axis_name, name, each, looks[name].colour)
         for name, reference in references.items():
             if reference["return"] >= floor:
                 axis.axhline(reference["return"], color=looks[name].colour, linestyle="--", linewidth=1.1)
         axis.set_xlabel(_LABELS[axis_name])
     ends = [each["curves"]["steps"]["x"][-1] for each in agents.values()]
     if max(ends) > _LOG_RATIO * min(ends):
-        panels["steps"].set_xscale("symlog", linthresh=max(min(ends) / 10, 1.0))
+        least = max(min(ends) / 10.0, 1.0)
+        panels["steps"].set_xscale("symlog", linthresh=least, linscale=0.3)
+        panels["steps"].set_xlim(left=0.0)
     else:
         panels["steps"].xaxis.set_major_formatter(EngFormatter(sep=""))
     for name, reference in sorted(references.items(), key=lambda item: -item[1]["return"]):
@@ -56,6 +57,8 @@ def plot_curves(path: Path, results: Mapping[str, Any], figures: str = PNG) -> N
         f"{results['env']} on {results['workload']}: interquartile mean over trainings, bootstrap 95 % interval, "
         f"{results['validation_seeds']} validation episodes",
         fontsize=10,
+        x=0.01,
+        ha="left",
     )
     figure.legend(
         *panels["minutes"].get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False
@@ -67,5 +70,7 @@ def _draw_agent(axis: Any, axis_name: str, name: str, each: Mapping[str, Any], c
     curve = each["curves"][axis_name]
     count = len(each["trainings"])
     label = f"{name}, {count} training{'s' if count > 1 else ''}: {each['last']['iqm']:.4g}"
-    axis.plot(curve["x"], curve["iqm"], color=colour, linewidth=2, label=label, zorder=4)
-    axis.fill_between(curve["x"], curve["low"], curve["high"], color=colour, alpha=0.18, linewidth=0, zorder=3)
+    line = {"color": colour, "linewidth": 2, "drawstyle": "steps-post"}
+    axis.plot(curve["x"], curve["iqm"], label=label, zorder=4, **line)
+    ends = (curve["low"], curve["high"])
+    axis.fill_between(curve["x"], *ends, step="post", color=colour, alpha=0.18, linewidth=0, zorder=3)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from serving_gym.agents.checkpoint import LAST, standing
-from serving_gym.runners.reporting.output import write_json
 from serving_gym.runners.rollouts.processes import call_in_processes
 from serving_gym.runners.training.loop import METRICS
 
-LOG, DONE, PLAN = "train.log", "comparison.json", "plan.json"
+LOG, DONE = "train.log", "comparison.json"
 # The comparison at the end of each training: itself, once.
 _CLOSING = ("baselines=[]", "seeds=1", "launcher.workers=1")
 
@@ -55,27 +54,6 @@ class OneTraining:
         return list({row["steps"]: row for row in rows}.values())
 
 
-def keep_plan(out: Path, plan: Mapping[str, Any]) -> None:
-    """Writes what all trainings of a directory have in common.
-
-    Args:
-        out: Run directory.
-        plan: Plain values.
-
-    Raises:
-        ValueError: Those that are there were trained otherwise.
-    """
-    path = out / PLAN
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else dict(plan)
-    for name in sorted({**kept, **plan}):
-        if kept.get(name) != plan.get(name):
-            raise ValueError(
-                f"out={str(out)!r} holds trainings with {name}={kept.get(name)}, got {plan.get(name)}; "
-                "choose another folder"
-            )
-    write_json(path, plan)
-
-
 def run_trainings(trainings: Sequence[OneTraining], processes: int) -> Iterator[OneTraining]:
     """Runs what is not done yet; yields each training when it ends.
 
@@ -85,9 +63,7 @@ def run_trainings(trainings: Sequence[OneTraining], processes: int) -> Iterator[
     left = [each for each in trainings if not each.done]
     if not left:
         return
-    for position, failure in call_in_processes(
-        _train, [(each,) for each in left], min(processes, len(left))
-    ):
+    for position, failure in call_in_processes(_train, [(each,) for each in left], min(processes, len(left))):
         if failure:
             raise ValueError(
                 f"the training in {left[position].folder} failed ({failure}); its output is in "

@@ -106,9 +106,7 @@ class Numbered:
         explore: Share of decisions that are replaced by random possible actions.
     """
 
-    def __init__(
-        self, policy: Policy, adapter: Adapter, recorder: Recorder, explore: float = 0.0
-    ) -> None:
+    def __init__(self, policy: Policy, adapter: Adapter, recorder: Recorder, explore: float = 0.0) -> None:
         self.policy, self.adapter, self.recorder, self.explore = policy, adapter, recorder, explore
         self.name, self.clairvoyant = policy.name, policy.clairvoyant
 

@@ -16,6 +16,7 @@ from serving_gym.runners.reproduction.claims import Claim, near, shown
 from serving_gym.runners.reproduction.config import DEFAULT_SEEDS, PAPERS, ReproduceConfig
 from serving_gym.runners.reproduction.every import Unit, paper_config, run_all, run_unit, units_of
 from serving_gym.runners.reproduction.llm_mesh.choices import MeshChoices
+from serving_gym.runners.reproduction.papers import PAPERS as STUDIES
 from serving_gym.runners.reproduction.parts import Evaluation, Paper, total
 
 ALL = ReproduceConfig(out="unused", paper="all", processes=1)
@@ -50,8 +51,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_every_paper_is_run() -> None:
-    assert sorted(every._ORDER) == sorted(PAPERS) == sorted(every.PAPERS)
-    assert all(entry.cut for entry in every.PAPERS.values())
+    assert sorted(every._ORDER) == sorted(PAPERS) == sorted(STUDIES)
+    assert all(entry.cut for entry in STUDIES.values())
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -59,8 +60,8 @@ def test_parts_that_run_alone_are_parts(name: str) -> None:
     config = ReproduceConfig(out="unused", paper=name)
     units = units_of(config)
     parts = [part for unit in units for part in unit.parts]
-    assert sorted(parts) == sorted(every.PAPERS[name].evaluation(config, None).parts)
-    assert len(units) == 1 + len(every.PAPERS[name].alone)
+    assert sorted(parts) == sorted(STUDIES[name].evaluation(config, None).parts)
+    assert len(units) == 1 + len(STUDIES[name].alone)
 
 
 def test_a_run_that_was_stopped_continues(

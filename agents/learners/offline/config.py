@@ -16,7 +16,7 @@ class OfflineConfig(AgentConfig):
         total_steps: Decisions in gradient steps, `batch_size` each.
         learning_rate: Of Adam; it falls to a tenth.
         dataset: Folder of a Minari dataset that `runners.collect` wrote.
-        policies: Policies in it whose episodes are learned from; empty: all.
+        behaviours: Policies in it whose episodes are learned from; empty: all.
         best_share: Share of these episodes that is kept: those whose return is highest beside the others of their seed.
         batch_size: Decisions in a gradient step.
         max_gradient_norm: Gradients are clipped there.
@@ -26,7 +26,7 @@ class OfflineConfig(AgentConfig):
     total_steps: int = 2_000_000
     learning_rate: float = 1e-3
     dataset: str | None = None
-    policies: tuple[str, ...] = ()
+    behaviours: tuple[str, ...] = ()
     best_share: float = 1.0
     batch_size: int = 256
     max_gradient_norm: float = 10.0
@@ -37,11 +37,6 @@ class OfflineConfig(AgentConfig):
         check_at_least(self, 1, "batch_size", prefix="agent.")
         check_within(self, "(0, 1]", "best_share", prefix="agent.")
         check_positive(self, "max_gradient_norm", prefix="agent.")
-        if self.dataset is None:
-            raise ValueError(
-                f"agent={self.name} learns from a dataset: name the folder that runners.collect wrote, "
-                "as in agent.dataset=data"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +55,7 @@ class CQLConfig(OfflineConfig):
 
     Attributes:
         discount: On the value of the next decision, one decision interval later; elapsed time counts.
+        n_step: Decisions whose rewards are counted as they came before values are trusted.
         conservatism: Weight of the conservative term, the log-sum-exp of all possible actions' values less the value of
             the action in the dataset (equation 4, CQL(H)).
         target_rate: Share by which the target network moves in a gradient step.
@@ -68,6 +64,7 @@ class CQLConfig(OfflineConfig):
 
     name: str = "cql"
     discount: float = 0.99
+    n_step: int = 1
     conservatism: float = 1.0
     target_rate: float = 0.005
     reward_scale: float | None = None
@@ -75,6 +72,7 @@ class CQLConfig(OfflineConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_within(self, "(0, 1)", "discount", prefix="agent.")
+        check_at_least(self, 1, "n_step", prefix="agent.")
         check_not_negative(self, "conservatism", prefix="agent.")
         check_within(self, "(0, 1]", "target_rate", prefix="agent.")
         check_positive(self, "reward_scale", prefix="agent.")

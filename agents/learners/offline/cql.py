@@ -58,9 +58,11 @@ class CQLLearner(OfflineLearner):
         self.targets = SoftUpdate(self.losses, tau=self.config.target_rate)
         returns = self.data.returns(self.config.discount, self.interval_s)
         self.reward_scale = self.config.reward_scale or 1.0 / max(float(returns.std()), _LEAST_SCALE)
-        self.rewards = torch.from_numpy(self.data.rewards * np.float32(self.reward_scale)).unsqueeze(1)
-        self.steps = torch.from_numpy(self.data.dt_s / np.float32(self.interval_s)).unsqueeze(1)
-        self.over = torch.from_numpy(self.data.over).unsqueeze(1)
+        ahead = self.data.ahead(self.config.n_step, self.config.discount, self.interval_s)
+        self.after = ahead.at
+        self.rewards = torch.from_numpy(ahead.rewards * np.float32(self.reward_scale)).unsqueeze(1)
+        self.steps = torch.from_numpy(ahead.elapsed_s / np.float32(self.interval_s)).unsqueeze(1)
+        self.over = torch.from_numpy(ahead.over).unsqueeze(1)
 
     def _weights(self) -> list[torch.nn.Parameter]:
         return list(self.losses.parameters())
@@ -69,7 +71,7 @@ class CQLLearner(OfflineLearner):
         from tensordict import TensorDict
 
         seen, masks = self._at(self.data.at[drawn])
-        after, after_masks = self._at(self.data.at[drawn] + 1)
+        after, after_masks = self._at(self.after[drawn])
         batch = TensorDict(
             {
                 **seen,

@@ -58,6 +58,44 @@ class Experience:
             returns[i] = following
         return returns
 
+    def ahead(self, steps: int, discount: float, interval_s: float) -> Ahead:
+        """What followed within some decisions of the same episode.
+
+        Args:
+            steps: Decisions, this one included.
+            discount: Over `interval_s` of time.
+            interval_s: Seconds.
+        """
+        last = np.append(self.episodes[1:] != self.episodes[:-1], True)
+        here, going = np.arange(len(self.at)), np.ones(len(self.at), bool)
+        rewards, elapsed_s = np.zeros(len(self.at)), np.zeros(len(self.at))
+        for step in range(steps):
+            rewards += np.where(going, discount ** (elapsed_s / interval_s) * self.rewards[here], 0.0)
+            elapsed_s += np.where(going, self.dt_s[here], 0.0)
+            if step + 1 < steps:
+                going &= ~last[here]
+                here = here + going
+        return Ahead(
+            rewards.astype(np.float32), elapsed_s.astype(np.float32), self.at[here] + 1, self.over[here]
+        )
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What followed each decision within some decisions.
+
+    Attributes:
+        rewards: (N,), discounted and summed.
+        elapsed_s: (N,), time they took, seconds.
+        at: (N,), the observation they led to.
+        over: (N,), whether nothing followed it.
+    """
+
+    rewards: NDArray[np.float32]
+    elapsed_s: NDArray[np.float32]
+    at: NDArray[np.int64]
+    over: NDArray[np.bool_]
+
 
 def dataset_folder(root: Path, dataset_id: str) -> Path:
     """Where a dataset's data lie in a folder of Minari."""
@@ -69,7 +107,7 @@ def read_dataset(
     env_id: str,
     observation: spaces.Dict,
     action: ActionSpace,
-    policies: Sequence[str] = (),
+    behaviours: Sequence[str] = (),
     best_share: float = 1.0,
     goes_on: bool = False,
 ) -> Experience:
@@ -80,7 +118,7 @@ def read_dataset(
         env_id: Gymnasium id of the environment.
         observation: What the environment shows.
         action: What it takes.
-        policies: Policies whose episodes are read; none: all.
+        behaviours: Policies whose episodes are read; none: all.
         best_share: Share of them that is kept: those whose return is highest beside the others of their seed.
         goes_on: Whether a truncated episode would have gone on.
 
@@ -94,7 +132,7 @@ def read_dataset(
     data = MinariDataset(_folder(dataset, env_id))
     _check_spaces(dataset, data, observation, action)
     about = list(data.storage.get_episode_metadata(data.episode_indices))
-    chosen = _chosen(dataset, about, policies, best_share)
+    chosen = _chosen(dataset, about, behaviours, best_share)
     return _joined(dataset, data, chosen, goes_on)
 
 
@@ -127,16 +165,16 @@ def _check_spaces(dataset: str, data: Any, observation: spaces.Dict, action: Act
 
 
 def _chosen(
-    dataset: str, about: list[dict[str, Any]], policies: Sequence[str], best_share: float
+    dataset: str, about: list[dict[str, Any]], behaviours: Sequence[str], best_share: float
 ) -> list[int]:
     """Episodes to read, in their order."""
     held = sorted({str(each.get("policy")) for each in about})
-    for name in policies:
+    for name in behaviours:
         if name not in held:
             raise ValueError(
-                f"agent.policies={name} is not in {dataset!r}, which holds episodes of {', '.join(held)}"
+                f"agent.behaviours={name} is not in {dataset!r}, which holds episodes of {', '.join(held)}"
             )
-    chosen = [i for i, each in enumerate(about) if not policies or each.get("policy") in policies]
+    chosen = [i for i, each in enumerate(about) if not behaviours or each.get("policy") in behaviours]
     if best_share < 1.0:
         by_seed: dict[Any, list[float]] = {}
         for i in chosen:

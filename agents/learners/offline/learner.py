@@ -36,10 +36,15 @@ class OfflineLearner(Learner):
         task: The training task, of which name and spaces of the environment count.
 
     Raises:
-        ValueError: there is no such dataset, or it is of another environment.
+        ValueError: no dataset is named, there is none, or it is of another environment.
     """
 
     def __init__(self, config: OfflineConfig, task: Task) -> None:
+        if config.dataset is None:
+            raise ValueError(
+                f"agent={config.name} learns from a dataset: name the folder that runners.collect wrote, "
+                "as in agent.dataset=data"
+            )
         self.config, self.adapter = config, adapter_of(task.env)
         self.rng = np.random.default_rng([task.seed, _STREAM])
         self.generator = torch.Generator().manual_seed(task.seed)
@@ -49,11 +54,11 @@ class OfflineLearner(Learner):
         self.action: ActionSpace = env.action_space
         self.interval_s = self.adapter.interval_s(task.training_arguments)
         self.data = read_dataset(
-            str(config.dataset),
+            config.dataset,
             env_id(task.env),
             self.observation,
             self.action,
-            config.policies,
+            config.behaviours,
             config.best_share,
             self.adapter.goes_on,
         )
