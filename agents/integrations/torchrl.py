@@ -42,7 +42,8 @@ class MaskedLevers(Distribution):
     arg_constraints: dict[str, constraints.Constraint] = {}
 
     def __init__(self, logits: torch.Tensor, mask: torch.Tensor, sizes: tuple[int, ...]) -> None:
-        parts = zip(logits.split(sizes, -1), mask.bool().split(sizes, -1), strict=True)
+        widths = list(sizes)
+        parts = zip(torch.split(logits, widths, -1), torch.split(mask.bool(), widths, -1), strict=True)
         self._levers = [MaskedCategorical(logits=scores, mask=possible) for scores, possible in parts]
         super().__init__(logits.shape[:-1], torch.Size([len(sizes)]), validate_args=False)
 
