@@ -44,6 +44,7 @@ from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import print_table
 
 REFUSED = 1
+_INTERRUPTED = 130
 _TRAINING = {"splits": list, "seeds_below": int, "budget": str, "command": str}
 _WORDS: dict[str, dict[str, type]] = {
     "add": {
@@ -99,6 +100,9 @@ def main(arguments: Sequence[str] | None = None, today: datetime.date | None = N
     except (ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return USER_ERROR
+    except KeyboardInterrupt:
+        print("error: interrupted; entries that are written stay", file=sys.stderr)
+        return _INTERRUPTED
 
 
 def _add(words: Mapping[str, Any], folder: Path, today: datetime.date) -> None:

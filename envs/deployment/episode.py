@@ -232,6 +232,11 @@ class DeploymentEpisode(SteppedEpisode[DeploymentConfig]):
         finished = self.span.change[:, TOTALS.index("finished")].sum()
         return {"p99": -self._p99_charged_s, "throughput": float(finished)}
 
+    @property
+    def term_weights(self) -> dict[str, float]:
+        """As of every environment, and those of the tail latency and the throughput."""
+        return super().term_weights | {"p99": self.config.p99, "throughput": self.config.throughput}
+
     def _reward(self, interval: Interval) -> float:
         own, config = self._own_terms(), self.config
         extra = config.p99 * own["p99"] + config.throughput * own["throughput"]

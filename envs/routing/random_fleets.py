@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from serving_gym.calibration.engines import get_engine
 from serving_gym.calibration.fields import check_at_least, check_within
 from serving_gym.calibration.hardware import get_gpu
 from serving_gym.calibration.models import get_model
@@ -82,7 +83,9 @@ class RandomFleets:
         check_within(self, "[0, 1]", "sessions_share", "gauge_age_share", prefix="also_fleets.")
         check_within(self, "[0.1, 60]", "gauge_age_s", prefix="also_fleets.")
         if len(self.places) != 2 or not 1 <= self.places[0] <= self.places[1]:
-            raise ValueError(f"also_fleets.places must be two numbers, least and most, got {list(self.places)}")
+            raise ValueError(
+                f"also_fleets.places must be two numbers, least and most, got {list(self.places)}"
+            )
         if not self.number:
             if self.validation:
                 raise ValueError("also_fleets.validation needs fleets to train on: set also_fleets.number")
@@ -95,6 +98,8 @@ class RandomFleets:
         for model in self.models:
             get_model(model)
             _ = self.kinds_of(model)
+            for engine in self.engines:
+                get_engine(engine, model)
         _check_loads("traffic", self.traffic)
         _check_loads("sessions", self.sessions)
         for name in self.sessions:
@@ -133,16 +138,16 @@ class RandomFleets:
         replicas, counts = self._engines(rng)
         engine = self.engines[0] if rng.random() < 0.5 else str(rng.choice(list(self.engines)))
         with_sessions = bool(rng.random() < self.sessions_share)
-        groups = tuple(
-            GroupSpec(replica, count) for replica, count in zip(replicas, counts, strict=True)
-        )
+        groups = tuple(GroupSpec(replica, count) for replica, count in zip(replicas, counts, strict=True))
         cluster = FleetConfig(groups, engine=engine, prefix_caching=with_sessions)
         aged = rng.random() < self.gauge_age_share
         age_s = _log_uniform(rng, _SHORTEST_AGE_S, self.gauge_age_s)
+        workload = self._workload(rng, cluster, with_sessions)
+        _check_classes(workload, base.workload)
         return replace(
             base,
             cluster=cluster,
-            workload=self._workload(rng, cluster, with_sessions),
+            workload=workload,
             gauge_interval_s=age_s if aged else 0.0,
             max_places=None,
         )
@@ -233,6 +238,11 @@ def _asked_for(workload: str, cluster: FleetConfig, load: float, number: int) ->
         number: Requests of an episode.
     """
     rate_rps = load * fleet_rps(cluster, workload)
+    if not rate_rps:
+        kinds = ", ".join(
+            f"{g.replica.model} on {g.replica.num_gpus} x {g.replica.gpu}" for g in cluster.groups
+        )
+        raise ValueError(f"also_fleets.models: {kinds} can serve nothing of {workload}; leave it out")
     if workload not in SESSIONS:
         return {"rate_rps": rate_rps}
     params = {**_SHORT_SESSIONS.get(workload, {}), "arrival_rate_rps": rate_rps}
@@ -254,3 +264,12 @@ def _check_loads(name: str, loads: Mapping[str, tuple[float, ...]]) -> None:
             raise ValueError(
                 f"also_fleets.{name}.{workload} must be two positive shares of the capacity, got {list(bounds)}"
             )
+
+
+def _check_classes(workload: WorkloadSpec, base: WorkloadSpec) -> None:
+    """Raises ValueError where a router would observe other request classes than on the other fleets."""
+    own, theirs = (WorkloadSource(each).classes for each in (workload, base))
+    if own != theirs:
+        raise ValueError(
+            f"also_fleets.traffic must have the request classes of workload, {', '.join(theirs)}, got {', '.join(own)}"
+        )

@@ -1,4 +1,4 @@
-"""Writes the pages in docs/ that come from classes and the figures of Markdown files, and keeps results for them.
+"""Writes pages that come from classes and results and the figures of Markdown files, and keeps results for them.
 
     python -m runners.documentation
     python -m runners.documentation check=true
@@ -12,15 +12,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from serving_gym.calibration.lookup import check_choice
+from serving_gym.runners.documentation import traces
 from serving_gym.runners.documentation.environments import environment_pages
 from serving_gym.runners.documentation.figures import fields_needed, fill, rows_of, stale_figures
 from serving_gym.runners.documentation.keeping import keep
-from serving_gym.runners.documentation.papers import paper_pages, write_paper_pages
+from serving_gym.runners.documentation.papers import paper_pages
 from serving_gym.runners.documentation.tree import ROOT
+from serving_gym.runners.reproduction.page import PAGE, page_text
+from serving_gym.runners.reproduction.papers import choices_of_papers
 
 _WORDS = ("results", "from", "check")
 
@@ -66,13 +69,17 @@ def _given(words: Sequence[str]) -> dict[str, str]:
     return given
 
 
+def _written() -> Iterator[tuple[str, str]]:
+    """Path and content of the pages that are written as a whole."""
+    yield from environment_pages()
+    yield from paper_pages()
+    yield traces.PATH, traces.traces_page()
+    yield PAGE.name, page_text(choices_of_papers())
+
+
 def _check() -> int:
-    old = [
-        path
-        for path, content in (*environment_pages(), *paper_pages())
-        if (ROOT / path).read_text(encoding="utf-8") != content
-    ]
-    lines = [*(f"{path}: not as its class and its results say" for path in old), *map(str, stale_figures())]
+    old = [path for path, content in _written() if (ROOT / path).read_text(encoding="utf-8") != content]
+    lines = [*(f"{path}: not as its classes and results say" for path in old), *map(str, stale_figures())]
     for line in lines:
         print(line)
     print(f"{len(lines)} stale" + ("; python -m runners.documentation writes them again" if lines else ""))
@@ -80,10 +87,8 @@ def _check() -> int:
 
 
 def _write() -> None:
-    for path, content in environment_pages():
+    for path, content in _written():
         (ROOT / path).write_text(content, encoding="utf-8")
-        print(path)
-    for path in write_paper_pages():
         print(path)
     for path in fill():
         print(path)

@@ -52,7 +52,7 @@ class Figure:
         rows: Result file of a table.
         columns: Of a table: what a cell shows, by the column's title.
         only: Rows of the result file in the table's order; empty: all.
-        cells: Words of some cells, by row and column.
+        cells: What some cells show instead, by row and column.
         source: Whether a line below the table says how old its figures are and where their file lies.
     """
 
@@ -126,12 +126,13 @@ def rows_of(name: str) -> Rows:
 
 def fields_needed(name: str) -> list[str]:
     """Fields of a result file's rows that tables show."""
-    wanted = (
+    wanted = [
         template
         for figure in figures().values()
         if figure.rows == name
-        for template in figure.columns.values()
-    )
+        for cells in (figure.columns, *figure.cells.values())
+        for template in cells.values()
+    ]
     return list(dict.fromkeys(one for template in wanted for one in fields_in(template)))
 
 
@@ -158,7 +159,7 @@ def _cells(name: str, figure: Figure, line: str, row: Row) -> list[str]:
     own = figure.cells.get(line, {})
     for column in own:
         check_choice(f"column of figure {name}", column, figure.columns)
-    return [own.get(column, filled(text, row, rows_of, name)) for column, text in figure.columns.items()]
+    return [filled(own.get(column, text), row, rows_of, name) for column, text in figure.columns.items()]
 
 
 def source_line(name: str, page: str) -> str:

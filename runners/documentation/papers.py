@@ -14,7 +14,7 @@ from typing import Any
 from serving_gym.baselines.registry import POLICIES
 from serving_gym.runners.documentation.markdown import block, table
 from serving_gym.runners.documentation.policy_files import PolicyFile, files_table, policy_files
-from serving_gym.runners.documentation.results import INFINITE
+from serving_gym.runners.documentation.templates import INFINITE
 from serving_gym.runners.documentation.tree import ROOT
 from serving_gym.runners.reproduction.claims import RESULT, UNTESTED, VERDICTS
 from serving_gym.runners.reproduction.config import PAPERS

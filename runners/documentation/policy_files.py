@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,8 @@ from serving_gym.runners.documentation.markdown import table
 _FOLDER = CONFIG_DIR / "policy"
 _TUNED = "Tuned on "  # what `runners.tune` writes at the head of a file
 _MOST_TASKS = 2  # of those that a policy was tuned on, named
+
+_POINTER = re.compile(r"(?:Every constant is explained in|Explained in|See) baselines/\S+\.py\.")
 
 
 @dataclass(frozen=True)
@@ -74,14 +77,14 @@ def configured_policy(path: Path) -> str:
 
 
 def head_of(path: Path) -> str:
-    """The comments before the first value of a file, without commands."""
+    """The comments before the first value of a file, without commands and pointers to source files."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         if not line.startswith(("# python -m", "# @package")):
             lines.append(line.removeprefix("#").strip())
-    return " ".join(lines)
+    return _POINTER.sub("", " ".join(lines)).strip()
 
 
 def files_table(files: Iterable[PolicyFile]) -> str:

@@ -64,8 +64,8 @@ def gain(ours: Entry, theirs: Entry) -> str:
 def _terms(season: Season) -> str:
     return (
         f"From {season.opens} to {season.closes}; seeds from {season.first_seed:,}, {season.split} split. Gains are "
-        "paired, episode by episode, in shares of its interquartile mean; brackets are 95 % intervals by the "
-        "bootstrap; P99 TTFT is ∞ where requests were refused or lost."
+        "paired, episode by episode, in shares of the reference's interquartile mean; brackets are 95 % intervals by "
+        "the bootstrap; P99 TTFT is ∞ where requests were refused or lost."
     )
 
 

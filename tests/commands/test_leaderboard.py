@@ -385,6 +385,8 @@ def test_kinds_and_trainings_come_from_files() -> None:
 # -- the repository's own ----------------------------------------------------------------------------------------------
 
 COMMITTED = dict(entries_in(FOLDER))
+# Results of ended seasons stay, whatever their policies have become.
+NEWEST = [path for path, entry in COMMITTED.items() if entry.season == season_names(FOLDER)[-1]]
 AGAIN = "python -m runners.leaderboard add board={} all=true changed=true by=serving-gym"
 
 
@@ -411,7 +413,7 @@ def test_committed_entries_are_of_their_season_and_complete() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("path", COMMITTED, ids=of)
+@pytest.mark.parametrize("path", NEWEST, ids=of)
 def test_committed_entries_are_of_the_present_policies(path: Path) -> None:
     entry: Entry = COMMITTED[path]
     try:

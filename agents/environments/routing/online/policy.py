@@ -65,10 +65,10 @@ class OnlineConfig(Constants):
     min_windows: int = 12
     explore_probability: float = tunable(0.002, 0.0, 0.1)
     missed: float = tunable(1.0, 0.0, 10.0)
-    others: float = tunable(1.0, 0.0, 4.0)
+    others: float = tunable(2.5, 0.0, 8.0)
     times_least: float = tunable(1.5, 1.0, 5.0)
     times_usual: float = tunable(6.5, 0.0, 30.0)
-    soon_s: float = tunable(0.12, 0.0, 1.0)
+    soon_s: float = tunable(0.3, 0.0, 1.0)
 
     def __post_init__(self) -> None:
         check_choice("prior", self.prior, PRIORS)
