@@ -29,7 +29,9 @@ def test_it_finds_the_slower_of_two_servers_of_one_profile(make_server: MakeServ
     workload = WorkloadSpec(name="file", path=str(path), split="all")
     env = LiveRoutingEnv(live, workload=workload, cluster=TWO, split="all")
     stack.callback(env.close)
-    policy = load_policy({"name": "online", "params": {"window_s": 0.5, "min_windows": 4, "explore_probability": 0.0}})
+    policy = load_policy(
+        {"name": "online", "params": {"window_s": 0.5, "min_windows": 4, "explore_probability": 0.0}}
+    )
     episode = run_episode(env, policy, 0)
     records = episode.records
     assert (records.outcome == FINISHED).all()
