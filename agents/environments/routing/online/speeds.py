@@ -87,8 +87,9 @@ def estimate(gram: Floats, moment: Floats, mean: Floats, doubt: Doubt) -> Floats
     """(..., D), see `Regressions`; no coefficient is below a share of what was expected."""
     spread = doubt.all**2 * np.outer(mean, mean) + doubt.each**2 * np.diag(mean**2)
     precision = np.linalg.inv(spread)
-    solved: Floats = np.linalg.solve(gram + precision, (moment + precision @ mean)[..., None])[..., 0]
-    return np.maximum(solved, _LEAST_SHARE * mean)
+    target = (moment + precision @ mean)[..., None]
+    solved = np.linalg.solve(gram + precision, target)[..., 0]
+    return np.asarray(np.maximum(solved, _LEAST_SHARE * mean), np.float64)
 
 
 class EngineSpeeds:
