@@ -20,6 +20,7 @@ from typing import Any, cast
 import yaml
 from gymnasium import spaces
 
+from serving_gym.agents.card import card_text
 from serving_gym.agents.environments.spaces import FILE as SPACES
 from serving_gym.agents.environments.spaces import ActionSpace, spaces_to_json
 from serving_gym.agents.learners.learner import agent_entry
@@ -74,6 +75,8 @@ def write_description(
     observation: spaces.Dict,
     action: ActionSpace,
     figures: Mapping[str, Any],
+    results: Mapping[str, Any] | None = None,
+    command: str = "",
 ) -> None:
     """Writes everything but the weights.
 
@@ -82,12 +85,16 @@ def write_description(
         config: `agent`, `env`, `workload` and other settings.
         observation: Observation space.
         action: Action space.
-        figures: Metrics for the card, by name.
+        figures: Of the training, for the card, by name: steps, minutes, seed and the like.
+        results: Of the policy, for the card, by name.
+        command: The command that trained it; "": it is not known.
     """
     text = yaml.safe_dump({"format": FORMAT, **plain(config)}, sort_keys=False, allow_unicode=True)
     (folder / CONFIG).write_text(text, encoding="utf-8")
     (folder / SPACES).write_text(spaces_to_json(observation, action), encoding="utf-8")
-    (folder / CARD).write_text(_card(config, figures), encoding="utf-8")
+    (folder / CARD).write_text(
+        card_text(plain(config), figures, results or {}, versions(), command), encoding="utf-8"
+    )
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -196,26 +203,3 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[name] = "not installed"
     return found
-
-
-def _card(config: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
-    """Text of the model card."""
-    agent, env = plain(config["agent"]), plain(config["env"])
-    workload = plain(config["workload"])["name"]
-    lines = [f"# {agent['name']} on {env['name']}", ""]
-    lines += [f"A policy for the environment `{env['name']}`, trained on the workload `{workload}`.", ""]
-    lines += ["| | |", "|---|---|"]
-    lines += [f"| {name} | {_shown(value)} |" for name, value in figures.items()]
-    lines += [f"| {name} | {version} |" for name, version in versions().items()]
-    lines += ["", "All settings are in `config.yaml`.", ""]
-    return "\n".join(lines)
-
-
-def _shown(value: Any) -> str:
-    return (
-        f"{value:,.4g}"
-        if isinstance(value, float)
-        else f"{value:,}"
-        if isinstance(value, int)
-        else str(value)
-    )

@@ -23,6 +23,7 @@ from serving_gym.runners.command_line.cli import command, use_one_thread
 from serving_gym.runners.configuration.policies import is_pattern, members_of
 from serving_gym.runners.configuration.schema import JoinConfig
 from serving_gym.runners.reporting.tables import print_results_in
+from serving_gym.runners.tuning.tuned_file import typed_command
 
 
 @command("join", JoinConfig)
@@ -31,11 +32,13 @@ def main(config: JoinConfig, out: Path) -> None:
     groups = [members_of(name) if is_pattern(name) else (name,) for name in config.checkpoints]
     checkpoints = [name for group in groups for name in group]
     if config.epochs is None:
-        number = join(checkpoints, out / CHECKPOINT, config.weights)
+        number = join(checkpoints, out / CHECKPOINT, config.weights, typed_command("join"))
         print(f"{number} networks of {len(checkpoints)} checkpoints joined into an ensemble.")
     else:
         use_one_thread()
-        states = learn_together(checkpoints, out / CHECKPOINT, config.networks, config.epochs, config.seed)
+        states = learn_together(
+            checkpoints, out / CHECKPOINT, config.networks, config.epochs, config.seed, typed_command("join")
+        )
         print(
             f"Networks that learned from {states:,} states of {len(checkpoints)} trainings: {config.networks}."
         )

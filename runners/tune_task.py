@@ -3,11 +3,11 @@
     python -m runners.tune_task tasks=[routing_uniform,routing_mixed] save=true
     python -m runners.tune_task tasks=[autoscaling] policies=[hpa_rate,kpa] evaluations=40 seeds=2
 
-Each policy's declared constants are searched with CMA-ES from its own file, with as many candidates and on the same
-validation episodes of all workloads of the tasks as every other policy. The score is the mean, over workloads and
-episodes, of the return in shares of what the first policy of the task without constants has there. Writes NAME.json
-for each policy, and with `save=true` `configs/policy/NAME_tuned.yaml`, or that of `--config-dir DIR`. A run that is
-begun again with the same `out` goes on with the policies that are left.
+Each policy's declared constants are searched with CMA-ES from its own file, or from the tuned file that there is where
+that is better, with as many candidates and on the same validation episodes of all workloads of the tasks as every other
+policy. The score is the mean, over workloads and episodes, of the return in shares of what the first policy of the task
+without constants has there. Writes NAME.json for each policy, and with `save=true` `configs/policy/NAME_tuned.yaml`, or
+that of `--config-dir DIR`. A run that is begun again with the same `out` goes on with the policies that are left.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from serving_gym.agents.learners.returns import shares
-from serving_gym.baselines.policy import Policy
+from serving_gym.baselines.policy import BatchPolicy, Policy
 from serving_gym.baselines.registry import policy_tunables
 from serving_gym.calibration.fields import check_within
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.registration import Environment
 from serving_gym.envs.workload.registry import SPLITS
-from serving_gym.runners.benchmark.benchmark import load_task, stratum_configs, task_names
+from serving_gym.runners.benchmark.benchmark import known_tasks, load_task, stratum_configs
 from serving_gym.runners.command_line.cli import command
+from serving_gym.runners.configuration.folders import config_names
 from serving_gym.runners.configuration.policies import is_checkpoint, load_policy, policy_config
 from serving_gym.runners.configuration.schema import check_least
 from serving_gym.runners.reporting.output import write_json
 from serving_gym.runners.reporting.progress import progress_bar, say
 from serving_gym.runners.reporting.tables import print_results_in, print_table
 from serving_gym.runners.rollouts.processes import available_cores, call_in_processes
-from serving_gym.runners.rollouts.rollout import run_episode
+from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
 from serving_gym.runners.tuning.cma_es import search
 from serving_gym.runners.tuning.tuned_file import TUNED, command_line, save_tuned, tuned_text
 
@@ -77,7 +79,7 @@ class TuneTaskConfig:
         if not self.tasks:
             raise ValueError("tasks must name a task of the benchmark")
         for name in self.tasks:
-            check_choice("task", name, task_names())
+            check_choice("task", name, known_tasks())
         check_choice("split", self.split, [split for split in SPLITS if split in ("train", "validation")])
         for name, least in (("seeds", 1), ("first_seed", 0), ("evaluations", 1)):
             check_least(name, getattr(self, name), least)
@@ -103,14 +105,23 @@ class Episodes:
     reference: str
 
     def __post_init__(self) -> None:
-        self._envs = [setting.make() for setting in self.settings]
+        self._envs: list[Any] = [setting.make() for setting in self.settings]
         self._usual = self._returns(load_policy(self.reference))
 
     def score(self, policy: Policy) -> float:
         """Mean return, in shares of the reference's."""
         return float(shares(self._returns(policy), self._usual, None).mean())
 
+    @cached_property
+    def _vectors(self) -> list[Any]:
+        """Vector environments of all episodes on a workload."""
+        return [setting.make_vector(len(self.seeds)) for setting in self.settings]
+
     def _returns(self, policy: Policy) -> Any:
+        if isinstance(policy, BatchPolicy):
+            pairs = zip(self._envs, self._vectors, strict=True)
+            each = [episode_returns(many, policy, one.policy_spec, self.seeds) for one, many in pairs]
+            return np.concatenate(each)
         return np.array(
             [run_episode(env, policy, seed).metrics["return"] for env in self._envs for seed in self.seeds]
         )
@@ -155,6 +166,9 @@ class Search:
             return rows[-1][0]
 
         score(start)  # a candidate too: tuned constants are never worse on these episodes
+        earlier = self._tuned_before(kept["name"], start)
+        if earlier is not None and score(earlier) > rows[0][0]:
+            start = earlier
         search(score, tunables, start, config.evaluations, config.sigma, config.search_seed)
         best, constants = max(rows, key=lambda row: row[0])
         return {
@@ -165,6 +179,14 @@ class Search:
             "tuned": best,
             "candidates": len(rows),
         }
+
+
+    def _tuned_before(self, name: str, start: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Constants of the policy's tuned file; None: it has none, or is of another policy."""
+        twin = f"{self.policy}_{self.config.suffix}"
+        kept = policy_config(twin) if twin in config_names("policy") else {"name": None}
+        params = kept.get("params", {})
+        return {key: params.get(key, value) for key, value in start.items()} if kept["name"] == name else None
 
 
 def _run(one: Search) -> dict[str, Any]:
@@ -246,10 +268,15 @@ def _plan(config: TuneTaskConfig) -> Plan:
     environments = sorted({setting.name for setting in settings})
     if len(environments) > 1:
         raise ValueError(f"tasks must be of one environment, got {' and '.join(environments)}")
-    heuristics = [name for name in listed if not is_checkpoint(name) and not load_policy(name).clairvoyant]
+    written = [name for name in listed if name.endswith(TUNED)]  # by this command, perhaps not yet
+    heuristics = [
+        name
+        for name in listed
+        if name not in written and not is_checkpoint(name) and not load_policy(name).clairvoyant
+    ]
     constants = {name: policy_tunables(policy_config(name)["name"]) for name in heuristics}
     reference = next((name for name in heuristics if not constants[name]), heuristics[0])
-    chosen = [name for name in heuristics if constants[name] and not name.endswith(TUNED)]
+    chosen = [name for name in heuristics if constants[name]]
     for name in config.policies or ():
         load_policy(name, environments[0])
         if not policy_tunables(policy_config(name)["name"]):

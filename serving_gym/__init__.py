@@ -18,11 +18,12 @@ from serving_gym.envs.registration import register_envs
 
 if TYPE_CHECKING:
     from serving_gym.api import compare, make, make_vec
+    from serving_gym.envs.base.vector_reward import VectorReward
     from serving_gym.envs.registration import register
     from serving_gym.runners.configuration.policies import load_policy
     from serving_gym.runners.scoring.score import policy_score
 
-__all__ = ["__version__", "compare", "load_policy", "make", "make_vec", "policy_score", "register"]
+__all__ = ["VectorReward", "__version__", "compare", "load_policy", "make", "make_vec", "policy_score", "register"]
 
 try:
     __version__ = metadata.version("serving-gym")
@@ -33,6 +34,7 @@ register_envs()
 
 # Imported on first use: `import serving_gym` stays quick.
 _LAZY = {
+    "VectorReward": "serving_gym.envs.base.vector_reward",
     "compare": "serving_gym.api",
     "load_policy": "serving_gym.runners.configuration.policies",
     "make": "serving_gym.api",

@@ -146,20 +146,13 @@ class ImitationLearner(Learner):
             for batch in torch.split(
                 torch.randperm(len(answers), generator=self.generator), config.batch_size
             ):
-                scores = self.network({name: part[batch] for name, part in tensors.items()}).squeeze(2)
-                logits = scores.masked_fill(~masks[batch], IMPOSSIBLE)
-                levers = torch.split(logits, list(sizes), dim=1)
-                said = answers[batch].reshape(len(batch), len(sizes)).T
-                loss = sum(
-                    nn.functional.cross_entropy(lever, each) for lever, each in zip(levers, said, strict=True)
-                )
-                assert isinstance(loss, torch.Tensor)
+                scores = self.network({name: part[batch] for name, part in tensors.items()})
+                loss, agree = imitation_loss(scores, masks[batch], answers[batch], sizes)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 loss_sum += float(loss.detach()) * len(batch)
-                agree = [lever.argmax(dim=1) == each for lever, each in zip(levers, said, strict=True)]
-                agreed += int(torch.stack(agree).all(dim=0).sum())
+                agreed += agree
             schedule.step()
         return {"loss": loss_sum / len(answers), "agreement": agreed / len(answers)}
 
@@ -186,6 +179,25 @@ class ImitationLearner(Learner):
         self.iteration, self.unlearned = state["iteration"], state.get("unlearned", False)
         with np.load(folder / DATA) as data:
             self.gathered = {name: [data[name]] for name in data.files}
+
+
+def imitation_loss(
+    scores: torch.Tensor, masks: torch.Tensor, answers: torch.Tensor, sizes: Sequence[int]
+) -> tuple[torch.Tensor, int]:
+    """Cross-entropy over the possible entries, summed over levers, and how many decisions agree in all of them.
+
+    Args:
+        scores: (batch, entries, 1).
+        masks: (batch, entries), which are possible.
+        answers: (batch,) or (batch, levers), what was chosen.
+        sizes: Entries of each lever.
+    """
+    logits = scores.squeeze(2).masked_fill(~masks, IMPOSSIBLE)
+    levers = torch.split(logits, list(sizes), dim=1)
+    said = answers.reshape(len(answers), len(sizes)).T
+    losses = [nn.functional.cross_entropy(lever, each) for lever, each in zip(levers, said, strict=True)]
+    agree = [lever.argmax(dim=1) == each for lever, each in zip(levers, said, strict=True)]
+    return torch.stack(losses).sum(), int(torch.stack(agree).all(dim=0).sum())
 
 
 def _spaces_of(teachers: Sequence[Teacher], task: Task) -> tuple[spaces.Dict, ActionSpace]:

@@ -42,7 +42,7 @@ _ALIKE_IN_PORTFOLIOS = ("policies", "every", "memory", "hidden")
 _OF_ADVANTAGES = ("worst", "least_cost", "cost_power")  # what makes gains mean the same
 
 
-def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = ()) -> int:
+def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = (), command: str = "") -> int:
     """Writes a checkpoint that is an ensemble of other checkpoints' networks, by the mean of their scores.
 
     Trainings that share nothing err in different places, more so than the networks of one
@@ -59,6 +59,7 @@ def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = ()) -
         weights: What the scores of each checkpoint's networks weigh, of any sum; none: as much as those of any other.
             In a state that is unlike those of its training a network is for the start, or the first of a portfolio's
             policies, with a score of 1, and one that found no departure worth while always is.
+        command: The command that joins them, for the card.
 
     Returns:
         How many networks decide.
@@ -94,11 +95,13 @@ def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = ()) -
         figures["weights"] = ", ".join(f"{each:g}" for each in weights)
     with replacing(out) as fresh:
         write_network(together, fresh)
-        write_description(fresh, settings, observation, action, figures)
+        write_description(fresh, settings, observation, action, figures, command=command)
     return number
 
 
-def learn_together(checkpoints: Sequence[str], out: Path, networks: int, epochs: int, seed: int) -> int:
+def learn_together(
+    checkpoints: Sequence[str], out: Path, networks: int, epochs: int, seed: int, command: str = ""
+) -> int:
     """Writes a checkpoint with new networks, trained on the stored states of all trainings.
 
     Each training knows what its own policies came by, all of them more: where they are short, networks that learn from
@@ -110,6 +113,7 @@ def learn_together(checkpoints: Sequence[str], out: Path, networks: int, epochs:
         networks: How many there are to be; they decide by the mean of their scores.
         epochs: Passes over the states.
         seed: Of weights and of the order of states.
+        command: The command that is run, for the card.
 
     Returns:
         How many states they learn from.
@@ -145,7 +149,7 @@ def learn_together(checkpoints: Sequence[str], out: Path, networks: int, epochs:
     figures = {"states of": ", ".join(checkpoints), "states": number, "networks": networks, "seed": seed}
     with replacing(out) as fresh:
         write_network(together, fresh)
-        write_description(fresh, settings, observation, action, figures)
+        write_description(fresh, settings, observation, action, figures, command=command)
     return number
 
 

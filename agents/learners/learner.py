@@ -160,6 +160,16 @@ AGENTS: dict[str, AgentEntry] = {
     "cma_es": AgentEntry("agents.config:CMAESConfig", *_SEARCH),
     "bc": AgentEntry("agents.config:ImitationConfig", *_IMITATION),
     "dagger": AgentEntry("agents.config:DAggerConfig", *_IMITATION),
+    "offline_bc": AgentEntry(
+        "agents.learners.offline.config:OfflineBCConfig",
+        "agents.learners.offline.learner:CloningLearner",
+        "agents.learners.imitation:load",
+    ),
+    "cql": AgentEntry(
+        "agents.learners.offline.config:CQLConfig",
+        "agents.learners.offline.cql:CQLLearner",
+        "agents.learners.imitation:load",
+    ),
     "api": AgentEntry(
         "agents.learners.api.config:APIConfig",
         "agents.learners.api.learner:APILearner",

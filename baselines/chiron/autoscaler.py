@@ -33,6 +33,9 @@ class ChironConfig(Constants):
         decode_tps: Tokens/s of a batch instance, by profile. Source: SageServe's public configuration (100).
         fewest: Fewest instances of the interactive and of the mixed pool. Source: SageServe, section 7.1: a deployment
             has no fewer than two. Batch instances go one by one until none is left (public code).
+        period_s: Between two looks, seconds; None: as often as the environment asks. Source: SageServe's public code
+            looks whenever a request arrives and lets no scaling begin while one is in progress; here every 15 s, the
+            cool-down that section 7.1 gives the reactive heuristic of the same code.
     """
 
     theta: float = tunable(0.6, 0.2, 0.95)
@@ -43,13 +46,14 @@ class ChironConfig(Constants):
     prompt_s: float = 10.0
     decode_tps: float = 100.0
     fewest: int = 2
+    period_s: float | None = 15.0
 
     def __post_init__(self) -> None:
         check_within(self, "(0, 1]", "theta")
         check_not_negative(
             self, "interactive_instances", "mixed_instances", "batch_instances", "fewest", "prompt_s"
         )
-        check_positive(self, "batch_deadline_s", "decode_tps")
+        check_positive(self, "batch_deadline_s", "decode_tps", "period_s")
 
     @property
     def at_start(self) -> dict[Pool, int]:
@@ -71,6 +75,11 @@ class ChironPolicy(Autoscaler, Configured[ChironConfig]):
     """
 
     name = "chiron"
+
+    @property
+    def period_s(self) -> float | None:
+        """Time between decisions."""
+        return self.config.period_s
 
     def begin(self) -> None:
         """Nothing has been set up."""

@@ -43,7 +43,9 @@ class DeployingPolicy:
         return Deploy(deployment, np.ones((len(deployment.replicas), self.setting.num_types)), switch)
 
 
-def worth_it(found: Plan, present: Plan, state: DeploymentState, min_gain: float) -> bool:
+def worth_it(
+    found: Plan, present: Plan, state: DeploymentState, min_gain: float, first_gain: float = FIRST_GAIN
+) -> bool:
     """Whether a deployment is to replace the present one.
 
     At the first decision, which is free, a gain will do that the profile can tell from none: the intervals of two
@@ -54,10 +56,11 @@ def worth_it(found: Plan, present: Plan, state: DeploymentState, min_gain: float
         present: What there is.
         state: At the decision; while a switch is under way there is no other.
         min_gain: Share by which it must reach more.
+        first_gain: The same at the first decision, which needs no more than `min_gain`.
     """
     if state.switch is not None:
         return False
-    least = min_gain if state.now_s > 0 else min(min_gain, FIRST_GAIN)
+    least = min_gain if state.now_s > 0 else min(min_gain, first_gain)
     return found.max_requests > present.max_requests * (GAIN + least)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import Autoscaler, bounded, to_count
 from serving_gym.baselines.policy import Configured, Constants, tunable
-from serving_gym.calibration.fields import check_not_negative
+from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
 from serving_gym.envs.interface.scaling import Endpoint, Operation, ScaleChange
 
@@ -31,17 +31,21 @@ class LlumnixScalingConfig(Constants):
     Attributes:
         out_below: Average freeness below which an instance is added, iterations. Source: the public implementation.
         in_above: ... above which one is taken away. Source: the public implementation.
-        period_s: How long it must stay there. Source: the public implementation looks every 10 s.
+        period_s: How long it must stay there. Source: section 4.4.3 has "for a period"; here one interval.
+        interval_s: Between two looks, seconds; None: as often as the environment asks. Source: the public
+            implementation (`llumnix/config/default.py`, SCALING_INTERVAL, 10).
     """
 
     out_below: float = tunable(10.0, 1.0, 50.0, log=True)
     in_above: float = tunable(60.0, 51.0, 500.0, log=True)
     period_s: float = tunable(10.0, 1.0, 300.0, log=True)
+    interval_s: float | None = 10.0
 
     def __post_init__(self) -> None:
         if not self.out_below < self.in_above:
             raise ValueError(f"out_below must be below in_above ({self.in_above}), got {self.out_below}")
         check_not_negative(self, "period_s")
+        check_positive(self, "interval_s")
 
 
 def average_freeness(rows: NDArray[np.void], without: int = 0) -> float:
@@ -61,6 +65,11 @@ class LlumnixScalingPolicy(Autoscaler, Configured[LlumnixScalingConfig]):
     """Scales every endpoint by its average freeness."""
 
     name = "llumnix_scaling"
+
+    @property
+    def period_s(self) -> float | None:
+        """Time between decisions."""
+        return self.config.interval_s
 
     def begin(self) -> None:
         """Forgets since when freeness is out of its range."""

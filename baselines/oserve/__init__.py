@@ -14,10 +14,13 @@
 What the environment needs as well is in `envs.deployment`:
 
     profiling.py                          Appendix D: capacities n_kj of replica kinds for workload types
-    cluster.py, placement.py              machines, replica kinds, deployments and where they stand
     assignment.py, simplex.py             section 4.2, C1 to C3 exactly
     strategies.py                         section 4.3: the best parallelism for given sizes
     workload_types.py                     section 5.1, S1
+
+and in `envs.machines`:
+
+    cluster.py, placement.py              machines, replica kinds, deployments and where they stand
     shards.py, switch_plan.py             section 5.2, Algorithm 2
     kv_migration.py                       section 5.2, KV cache transmission
     transfer.py                           how long a plan takes on shared links, and a naive reload

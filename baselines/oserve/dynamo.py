@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from serving_gym.baselines.common.deploying import DeployingPolicy
 from serving_gym.baselines.oserve.uniform import over_trace, spans
@@ -24,6 +25,8 @@ from serving_gym.envs.deployment.division import DECODE, PREFILL, Divisions, pai
 from serving_gym.envs.deployment.profiling import CapacityTable
 from serving_gym.envs.deployment.state import DeploymentState
 from serving_gym.envs.machines.cluster import Cluster, ReplicaKind
+
+FloatArray = NDArray[np.float64]
 
 
 def best_workers(
@@ -66,16 +69,20 @@ class DynamoConfig(Constants):
         decode: TP and PP of decode workers, likewise.
         decode_weight: Times that the work of decoding is counted when GPUs are divided; 1 is the rule above. More
             leaves decode workers room, which answers are faster for. Source: ours.
+        period_s: Between two decisions, seconds, each from the mean demand since the last one; None: each span of the
+            environment, from its forecast. Source: Dynamo 1.6, `planner/config/defaults.py`,
+            `throughput_adjustment_interval`.
     """
 
     min_gain: float = tunable(0.05, 0.0, 1.0)
     prefill: Sequence[int] | None = None
     decode: Sequence[int] | None = None
     decode_weight: float = tunable(1.0, 0.25, 4.0, log=True)
+    period_s: float | None = 180.0
 
     def __post_init__(self) -> None:
         check_not_negative(self, "min_gain", finite=True)
-        check_positive(self, "decode_weight", finite=True)
+        check_positive(self, "decode_weight", "period_s", finite=True)
         for name in (PREFILL, DECODE):
             degrees = getattr(self, name)
             if degrees is not None and not _is_pair(degrees):
@@ -103,6 +110,11 @@ class DynamoPolicy(DeployingPolicy, Configured[DynamoConfig]):
 
     name = "dynamo"
 
+    @property
+    def period_s(self) -> float | None:
+        """Time between decisions."""
+        return self.config.period_s
+
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Chooses the parallelism of both kinds of workers.
 
@@ -111,6 +123,7 @@ class DynamoPolicy(DeployingPolicy, Configured[DynamoConfig]):
         """
         super().reset(spec, seed)
         table = self.setting.table
+        self._spans = round(spec.decision_interval_s / table.span_s)
         if all(kind.role == "mixed" for kind in table.kinds):
             raise ValueError("dynamo needs prefill and decode workers: set cluster.disaggregation=true")
         self.workers = self._offered(table.of_role(PREFILL, DECODE))
@@ -127,17 +140,24 @@ class DynamoPolicy(DeployingPolicy, Configured[DynamoConfig]):
             for kind in workers.kinds
         )
 
+    def demand(self, state: DeploymentState) -> FloatArray:
+        """(J,), requests of each type that a span is expected to bring: the mean of those since the last decision."""
+        if self._spans <= 1 or not len(state.history):
+            return state.forecast
+        return np.asarray(state.history[-self._spans :].mean(axis=0), np.float64)
+
     def act(self, observation: Any, state: DeploymentState) -> Action:
-        """The division of GPUs for the next span."""
-        if state.switch is not None or state.forecast.sum() <= 0:
+        """The division of GPUs until the next decision."""
+        demand = self.demand(state)
+        if state.switch is not None or demand.sum() <= 0:
             return None
         weight = self.config.decode_weight
         kinds, times = rebalance(
-            self.setting.cluster, self.workers, self.prefill, self.decode, state.forecast, weight
+            self.setting.cluster, self.workers, self.prefill, self.decode, demand, weight
         )
         present = state.deployment.kinds
         if set(present) == {self.prefill, self.decode}:
-            prefill, decode = Divisions(self.setting.cluster, self.workers, state.forecast).rooms(present)
+            prefill, decode = Divisions(self.setting.cluster, self.workers, demand).rooms(present)
             if times <= min(prefill, decode / weight) * (1.0 + self.config.min_gain):
                 kinds = dict(present)
         return self.evenly(kinds, state)

@@ -47,12 +47,12 @@ class DynamoTwoWidthsConfig:
     @property
     def wide(self) -> DynamoConfig:
         """Of the planner of wide workers."""
-        return DynamoConfig(prefill=self.prefill, decode=self.decode)
+        return DynamoConfig(prefill=self.prefill, decode=self.decode, period_s=None)
 
     @property
     def narrow(self) -> DynamoConfig:
         """Of the other planner."""
-        return DynamoConfig(min_gain=self.min_gain, decode_weight=self.decode_weight)
+        return DynamoConfig(min_gain=self.min_gain, decode_weight=self.decode_weight, period_s=None)
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

@@ -29,13 +29,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.baselines.common.deploying import DeployingPolicy, worth_it
+from serving_gym.baselines.common.deploying import FIRST_GAIN, DeployingPolicy, worth_it
 from serving_gym.baselines.oserve.exhaustive import optimal_plan
 from serving_gym.baselines.oserve.forecast import HISTORY, Forecaster, MovingAverage
 from serving_gym.baselines.oserve.generation import GenerationConfig, generate
 from serving_gym.baselines.oserve.scheduler import SOLVERS, strategy_of
 from serving_gym.baselines.oserve.uniform import of_holding, uniform_layouts
-from serving_gym.baselines.policy import Action, Constants, PolicySpec, tunable
+from serving_gym.baselines.policy import Action, Constants, PolicySpec, tunable, tunable_choice
 from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.deployment.profiling import METHODS, PRECISION
@@ -62,6 +62,8 @@ class OServeConfig(Constants):
         max_iterations: Of Algorithm 1. Source: ours.
         restarts: Of Algorithm 1. Source: ours.
         min_gain: Share by which a deployment must reach more than the present one to replace it. Source: ours.
+        first_gain: The same at the first decision, which is free, if it is less. Source: ours, what the profile can
+            tell from no gain.
         switch: "ad_hoc" (section 5.2) or "reload".
         assignment: Of the solver's solution, "apart", types are kept apart among replicas that are alike
             (`assignment.keep_apart`), "even", such replicas share all types, or "as_solved", each replica serves what
@@ -74,9 +76,13 @@ class OServeConfig(Constants):
             whose table every policy sees (`envs.deployment.profiling`).
         precision: Half of the 95 % interval of a capacity, share of it, at which profiling ends; two capacities then
             differ by less than any gain that `min_gain` asks for. Source: ours.
+        keep_tpot: Whether capacities are those at which nine of ten requests keep the time between tokens that clients
+            are promised, instead of those of saturated replicas. Source: ours; the text promises none and counts
+            throughput and percentiles of latency, by which pipelines are better than by the time between tokens.
         objective: "throughput" (section 4.2) or "completion_time" (`strategies.PlanEvaluator`).
         most_room: Times the forecast that a deployment need reach at most: of those that do, and of the best uniform
             ones, the one of fewest replicas is taken. Source: ours; so large that it does not count.
+        period_s: Between two decisions, seconds; None: each span of the environment (section 3, one minute).
     """
 
     forecaster: str = "type_lstm"
@@ -86,13 +92,16 @@ class OServeConfig(Constants):
     max_iterations: int = 1000
     restarts: int = 64
     min_gain: float = tunable(0.05, 0.0, 1.0)
+    first_gain: float = tunable(FIRST_GAIN, 0.0, 1.0)
     switch: str = "ad_hoc"
     assignment: str = "apart"
     solver: str = "exact"
     profiling: str = "mixed"
     precision: float = PRECISION
+    keep_tpot: bool = tunable_choice(False, True)
     objective: str = "completion_time"
     most_room: float = tunable(100.0, 1.0, 100.0, log=True)
+    period_s: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("forecaster", self.forecaster, FORECASTERS)
@@ -104,8 +113,10 @@ class OServeConfig(Constants):
         check_choice("objective", self.objective, OBJECTIVES)
         check_at_least(self, 1, "most_room", finite=True)
         check_at_least(self, 1, "history")
-        check_not_negative(self, "min_gain", finite=True)
-        check_positive(self, "precision", finite=True)
+        check_not_negative(self, "min_gain", "first_gain", finite=True)
+        if self.keep_tpot and self.profiling not in ("measured", "mixed"):
+            raise ValueError(f"keep_tpot needs profiling measured or mixed, got {self.profiling}")
+        check_positive(self, "precision", "period_s", finite=True)
         _ = self.generation
 
     @property
@@ -127,6 +138,11 @@ class OServePolicy(DeployingPolicy):
         self.config = config or OServeConfig()
         self._fitted: tuple[bytes, Forecaster | None] | None = None
 
+    @property
+    def period_s(self) -> float | None:
+        """Time between decisions."""
+        return self.config.period_s
+
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Fits the forecaster, unless it is fitted to the same past already.
 
@@ -137,7 +153,8 @@ class OServePolicy(DeployingPolicy):
         self.seed, self.decisions = seed, 0
         method = self.config.profiling
         own = method != "environment"
-        table = self.setting.profiled(method, self.config.precision) if own else self.setting.table
+        tpot_s = min(slo.tpot_s for slo in spec.slos) if self.config.keep_tpot else None
+        table = self.setting.profiled(method, self.config.precision, tpot_s) if own else self.setting.table
         self.table = of_holding(table.of_role("mixed"), self.setting)
         past = self.setting.past
         if self._fitted is None or self._fitted[0] != past.tobytes():
@@ -175,7 +192,8 @@ class OServePolicy(DeployingPolicy):
             if plan.max_requests >= enough
         ]
         if not wide:
-            return found if worth_it(found, present, state, self.config.min_gain) else present
+            replaces = worth_it(found, present, state, self.config.min_gain, self.config.first_gain)
+            return found if replaces else present
         best = min(wide, key=lambda plan: (len(plan.sizes), -plan.max_requests))
         stays = state.switch is not None or (
             present.max_requests >= enough and len(present.sizes) <= len(best.sizes)

@@ -16,7 +16,7 @@ from typing import Any
 from serving_gym.baselines.common.deploying import DeployingPolicy, worth_it
 from serving_gym.baselines.oserve.uniform import of_holding, uniform_layouts, vllm_reload, vllm_static
 from serving_gym.baselines.policy import Action, Configured, Constants, PolicySpec, tunable
-from serving_gym.calibration.fields import check_not_negative
+from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.deployment.state import DeploymentSetting, DeploymentState
 from serving_gym.envs.machines.cluster import ReplicaKind
@@ -79,20 +79,28 @@ class VLLMReloadConfig(Constants):
     Attributes:
         switch: "reload" (section 6.3's naive one) or "ad_hoc", which section 6.1 gives it.
         min_gain: Share by which a layout must reach more than the present one to replace it. Source: ours.
+        period_s: Between two decisions, seconds; None: each span of the environment (section 3, one minute).
     """
 
     switch: str = "reload"
     min_gain: float = tunable(0.05, 0.0, 1.0)
+    period_s: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("switch", self.switch, ("ad_hoc", "reload"))
         check_not_negative(self, "min_gain", finite=True)
+        check_positive(self, "period_s", finite=True)
 
 
 class VLLMReloadPolicy(DeployingPolicy, Configured[VLLMReloadConfig]):
     """vLLM (reload): the best uniform layout of every span."""
 
     name = "vllm_reload"
+
+    @property
+    def period_s(self) -> float | None:
+        """Time between decisions."""
+        return self.config.period_s
 
     def act(self, observation: Any, state: DeploymentState) -> Action:
         """The layout for the next span, if it is better than the present one."""

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
 from serving_gym.baselines.policy import Configured, Constants, tunable
 from serving_gym.baselines.preserve.workload_predictor import (
+    PERIOD_S,
     WorkloadPredictorConfig,
     predictors,
     window_number,
 )
-from serving_gym.calibration.fields import check_not_negative
+from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
 from serving_gym.envs.interface.scaling import Endpoint
 
@@ -31,12 +32,14 @@ class ComparatorConfig(Constants):
         out_above_usage: Mean KV usage above which an instance is added. Source: ours.
         in_below_usage: ... below which one is isolated. Source: ours.
         cooldown_s: Between two reactions. Source: ours.
+        period_s: Between two looks, seconds; None: as often as the environment asks. Source: ours, as PreServe.
     """
 
     predictor: WorkloadPredictorConfig = field(default_factory=WorkloadPredictorConfig)
     out_above_usage: float = tunable(0.7, 0.5, 0.95)
     in_below_usage: float = tunable(0.3, 0.05, 0.5)
     cooldown_s: float = 15.0
+    period_s: float | None = PERIOD_S
 
     def __post_init__(self) -> None:
         if not 0 <= self.in_below_usage < self.out_above_usage:
@@ -45,10 +48,16 @@ class ComparatorConfig(Constants):
                 f"got {self.in_below_usage}"
             )
         check_not_negative(self, "cooldown_s")
+        check_positive(self, "period_s")
 
 
 class _Comparator(EndpointAutoscaler, Configured[ComparatorConfig]):
     """Shared parts: a reaction to KV usage, and the number that a forecast asks for."""
+
+    @property
+    def period_s(self) -> float | None:
+        """Time between decisions."""
+        return self.config.period_s
 
     def begin(self) -> None:
         """Forgets what was learned and done."""

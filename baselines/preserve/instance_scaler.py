@@ -12,6 +12,7 @@ from serving_gym.baselines.common.autoscaler import EndpointAutoscaler, bounded
 from serving_gym.baselines.policy import Configured, Constants, tunable, tunable_choice
 from serving_gym.baselines.preserve.look_ahead import EXTENSION_RATIO, anticipated_load
 from serving_gym.baselines.preserve.workload_predictor import (
+    PERIOD_S,
     WorkloadPredictorConfig,
     predictors,
     window_number,
@@ -44,6 +45,7 @@ class PreServeScalingConfig(Constants):
         answer_once: Whether an instance that stays overloaded is answered only once; else as many instances start as
             are overloaded, for as long as they are. Source: ours; the text has "one potentially overloaded instance,
             one additional instance".
+        period_s: Between two looks, seconds; None: as often as the environment asks. Source: ours; see `PERIOD_S`.
     """
 
     predictor: WorkloadPredictorConfig = field(default_factory=WorkloadPredictorConfig)
@@ -56,11 +58,12 @@ class PreServeScalingConfig(Constants):
     scale_in_hold_s: float = 0.0
     unprefilled_in_map: bool = tunable_choice(True, False)
     answer_once: bool = tunable_choice(False, True)
+    period_s: float | None = PERIOD_S
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "lookahead_iterations")
         check_not_negative(self, "extension_ratio", "scale_in_hold_s")
-        check_positive(self, "overload_usage", "scale_in_usage")
+        check_positive(self, "overload_usage", "scale_in_usage", "period_s")
         check_within(self, "[0, 1]", "overload_share")
 
 
@@ -139,6 +142,11 @@ class PreServeScalingPolicy(EndpointAutoscaler, Configured[PreServeScalingConfig
     """
 
     name = "preserve_scaling"
+
+    @property
+    def period_s(self) -> float | None:
+        """Time between decisions."""
+        return self.config.period_s
 
     def begin(self) -> None:
         """Forgets what was learned and what was answered."""

@@ -24,7 +24,7 @@ from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
 from serving_gym.baselines.common.forecasting.registry import make_forecaster
 from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster, percentage_errors
 from serving_gym.baselines.policy import Configured, Constants, tunable
-from serving_gym.baselines.preserve.workload_predictor import window_number
+from serving_gym.baselines.preserve.workload_predictor import PERIOD_S, window_number
 from serving_gym.calibration.fields import check_at_least, check_positive, check_within
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
 from serving_gym.envs.interface.scaling import Endpoint
@@ -41,6 +41,7 @@ class PassConfig(Constants):
         refit_s: Between two fits. Source: ours, a day.
         violation_share: Share of requests that may miss a promise in a window that counts as borne. Source: ours.
         wait_share: Share of requests that may wait in the queueing model. Source: ours.
+        period_s: Between two looks, seconds; None: as often as the environment asks. Source: ours, as PreServe.
     """
 
     window_s: float = 600.0
@@ -49,12 +50,13 @@ class PassConfig(Constants):
     refit_s: float = 86_400.0
     violation_share: float = tunable(0.05, 0.001, 0.2, log=True)
     wait_share: float = tunable(0.05, 0.001, 0.5, log=True)
+    period_s: float | None = PERIOD_S
 
     def __post_init__(self) -> None:
         if not self.forecasters:
             raise ValueError("forecasters must name at least one")
         check_at_least(self, 1, "choose_windows")
-        check_positive(self, "window_s", "refit_s")
+        check_positive(self, "window_s", "refit_s", "period_s")
         check_within(self, "(0, 1)", "violation_share", "wait_share")
 
 
@@ -106,6 +108,11 @@ class PassPolicy(EndpointAutoscaler, Configured[PassConfig]):
     """Scales for the forecast of the next window; where promises are broken meanwhile, for the queue."""
 
     name = "pass"
+
+    @property
+    def period_s(self) -> float | None:
+        """Time between decisions."""
+        return self.config.period_s
 
     def begin(self) -> None:
         """Forgets what was learned."""

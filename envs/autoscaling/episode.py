@@ -36,6 +36,7 @@ FloatArray = NDArray[np.float64]
 _NS_PER_H = 3600 * 1_000_000_000
 _DRAIN_STEP_S = 10.0  # how often one looks whether all requests have ended
 _SAMPLE_SEED = 0
+MONEY_TERMS = ("gpu_usd", "startup_usd", "spot_rent_usd", "spot_revenue_usd", "backlog_usd")  # of the reward
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +216,7 @@ class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
             self.unfinished() if truncated else None,
         )
         self._look()
-        usd = {**self._usd_since(), "backlog_usd": -backlog_usd}
+        usd = {**self._usd_since(), "backlog_usd": -backlog_usd}  # MONEY_TERMS
         dt_s = (simulator.now_ps - before_ps) / PS_PER_S
         return Outcome(
             self._reward(interval, usd),
@@ -299,6 +300,12 @@ class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
             tokens = int(self.simulator.gate.lines["tokens"][number])
             total += tokens / tps / 3600.0 * float(spec.gpu_usd_per_h[kind]) if tokens and tps else 0.0
         return float(total)
+
+    @property
+    def term_weights(self) -> dict[str, float]:
+        """As of every environment, and those of money."""
+        objective = self.config.objective
+        return super().term_weights | {name: getattr(objective, name) for name in MONEY_TERMS}
 
     def _reward(self, interval: Interval, usd: dict[str, float]) -> float:
         objective = self.config.objective

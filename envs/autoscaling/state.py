@@ -84,8 +84,12 @@ class EndpointState:
     release_level: int = 0
 
     def with_status(self, *status: InstanceStatus) -> NDArray[np.void]:
-        """Rows of the instances with one of these statuses."""
-        return self.instances[np.isin(self.instances["status"], status)]
+        """Rows of the instances with one of these statuses, of which there is at least one."""
+        own = self.instances["status"]
+        wanted = own == status[0]
+        for other in status[1:]:
+            wanted |= own == other
+        return self.instances[wanted]
 
     @property
     def running(self) -> NDArray[np.void]:

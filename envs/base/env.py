@@ -279,7 +279,13 @@ class SimulatedEnv(BaseEnv[Config, State]):
 
 
 class SteppedEnv(SimulatedEnv[Config, State]):
-    """A simulated environment whose episode is a `SteppedEpisode`."""
+    """A simulated environment whose episode is a `SteppedEpisode`.
+
+    Attributes:
+        observes_lazily: Whether `step` returns an observation that is computed on first access, before the next step.
+    """
+
+    observes_lazily: bool = False
 
     def _begin(self, seed: int, split: str | None) -> None:
         self.core.reset(seed, split)
@@ -291,7 +297,8 @@ class SteppedEnv(SimulatedEnv[Config, State]):
         return outcome
 
     def _observe(self) -> Observation:
-        observation: Observation = self.core.observe()
+        observe = self.core.observe
+        observation: Observation = LazyObservation(observe) if self.observes_lazily else observe()
         return observation
 
     def advance(self, action: Any) -> tuple[Any, float, bool]:

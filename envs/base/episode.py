@@ -141,6 +141,11 @@ class BaseEpisode(Generic[Config]):
         )
 
     @property
+    def term_weights(self) -> dict[str, float]:
+        """Weight of each reward term of `info["reward_terms"]` in the reward, without the objective's scale."""
+        return self.config.objective.term_weights(self.classes)
+
+    @property
     @abstractmethod
     def gpu_seconds(self) -> float:
         """GPU-seconds that the cluster has been provisioned."""

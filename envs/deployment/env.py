@@ -18,8 +18,9 @@ class DeploymentEnv(SteppedEnv[DeploymentConfig, DeploymentState]):
 
     A cluster of machines serves one model. In every span (one minute) the policy divides it into replicas, each with
     its own tensor- and pipeline-parallel degree, and assigns each workload type a share of each replica, as OServe does
-    (`baselines/oserve`). Workload types are clusters of prompt length and predicted output length, or the workload's
-    classes. Requests of one type are dispatched to the replicas in turn, in proportion to these shares.
+    (`baselines/oserve`). A policy that states a period of its own is asked at that period instead. Workload types are
+    clusters of prompt length and predicted output length, or the workload's classes. Requests of one type are
+    dispatched to the replicas in turn, in proportion to these shares.
 
     ## Action space
 
@@ -63,7 +64,8 @@ class DeploymentEnv(SteppedEnv[DeploymentConfig, DeploymentState]):
     | `throughput` | requests that ended | `throughput`, 0 |
     | `goodput` | requests finished within both SLOs | `objective`, 0 |
 
-    One SLO miss weighs as much as one second of a span's `p99`. `info["dt"]` is the time the step took, seconds.
+    One SLO miss weighs as much as one second of a span's `p99`. `info["dt"]` is the time the step took, seconds. `p99`
+    is charged for each span that ends in the step, so that a policy's own period does not change what is counted.
 
     ## Start and end
 
@@ -102,3 +104,4 @@ class DeploymentEnv(SteppedEnv[DeploymentConfig, DeploymentState]):
     make_spaces = staticmethod(make_spaces)
     renderer_class = Renderer
     commands: ClassVar[tuple[type, ...]] = (Deploy,)
+    has_clock = True

@@ -103,6 +103,8 @@ class DeploymentEpisode(SteppedEpisode[DeploymentConfig]):
             (spans + 0.5) * self.config.span_s,
         )
         self._switch_ps = self._log_read = 0
+        self._last_p99_s = self._p99_charged_s = 0.0
+        self._latencies_s = np.zeros(0)
         self._totals = np.zeros((len(self.classes), len(TOTALS)))
         self._busy_s = np.zeros(self._num_slots)
         self.span = SpanFigures(0.0, np.zeros(self._totals.shape), 0.0, self._busy_s, 0.0)
@@ -178,16 +180,19 @@ class DeploymentEpisode(SteppedEpisode[DeploymentConfig]):
         """(num_candidates,), which candidates there are; while a switch is under way only to stay."""
         return action_mask(self.config.num_candidates, self.candidates)
 
-    def step(self, action: int | np.integer | Deploy | None) -> Outcome:
-        """Carries out a decision and lets time pass to the end of the span.
+    def step(self, action: int | np.integer | Deploy | None, interval_s: float | None = None) -> Outcome:
+        """Carries out a decision and lets time pass to the next one.
+
+        The 99th percentile of each span is charged in the step in which the span ends, however often one decides.
 
         Args:
             action: A candidate, a command, or None (leave all as it is, the assignment too).
+            interval_s: Time to the next decision; None: to the end of the span.
         """
         simulator = self.simulator
         switched, refused = self._apply(action)
         before_ps = simulator.now_ps
-        simulator.advance_ps(min((self._num_seen + 1) * self._span_ps, self.deadline_ps))
+        self._pass(self._until_ps(interval_s))
         now_ps = simulator.now_ps
         terminated = simulator.idle
         truncated = not terminated and now_ps >= self.deadline_ps
@@ -203,9 +208,34 @@ class DeploymentEpisode(SteppedEpisode[DeploymentConfig]):
         terms = interval.terms(self.classes) | self._own_terms()
         return Outcome(self._reward(interval), terms, self.span.dt_s, terminated, truncated, refused)
 
+    def _until_ps(self, interval_s: float | None) -> int:
+        """When the next decision comes."""
+        if interval_s is None:
+            return min((self._num_seen + 1) * self._span_ps, self.deadline_ps)
+        return min(self.simulator.now_ps + max(to_ps(interval_s), 1), self.deadline_ps)
+
+    def _pass(self, until_ps: int) -> None:
+        """Lets time pass to a decision or the end of the episode, span by span."""
+        simulator, self._p99_charged_s = self.simulator, 0.0
+        while True:
+            end_ps = (self._num_seen + 1) * self._span_ps
+            stopped = simulator.advance_ps(min(end_ps, until_ps))
+            over = simulator.idle or simulator.now_ps >= self.deadline_ps
+            self._read_log()
+            if over or simulator.now_ps >= end_ps:
+                self._last_p99_s = self._take_p99_s()
+                self._p99_charged_s += self._last_p99_s
+            if over or stopped or simulator.now_ps >= until_ps:
+                return
+
     def _own_terms(self) -> dict[str, float]:
         finished = self.span.change[:, TOTALS.index("finished")].sum()
-        return {"p99": -self.span.p99_s, "throughput": float(finished)}
+        return {"p99": -self._p99_charged_s, "throughput": float(finished)}
+
+    @property
+    def term_weights(self) -> dict[str, float]:
+        """As of every environment, and those of the tail latency and the throughput."""
+        return super().term_weights | {"p99": self.config.p99, "throughput": self.config.throughput}
 
     def _reward(self, interval: Interval) -> float:
         own, config = self._own_terms(), self.config
@@ -291,7 +321,7 @@ class DeploymentEpisode(SteppedEpisode[DeploymentConfig]):
         return switch_cost(self.config.cluster, self.deployment, self.placed(candidate), self.state.engines)
 
     def _measure(self, dt_s: float) -> None:
-        """Works out what the span brought."""
+        """Works out what the time since the last decision brought."""
         simulator = self.simulator
         world = simulator.world
         busy, _ = busy_s(world)
@@ -299,22 +329,27 @@ class DeploymentEpisode(SteppedEpisode[DeploymentConfig]):
         self.span = SpanFigures(
             dt_s,
             totals - self._totals,
-            self._p99_s(),
+            self._last_p99_s,
             np.maximum(busy - self._busy_s, 0.0),
             (simulator.now_ps - self._switch_ps) / PS_PER_S,
         )
         self._totals, self._busy_s = totals, busy
 
-    def _p99_s(self) -> float:
-        """99th percentile of the latency of requests that have ended since the last call, seconds."""
+    def _read_log(self) -> None:
+        """Notes the latency of requests that have ended since the last call."""
         world = self.simulator.world
         length = int(world.cluster["log_length"][0])
         entries = world.log[self._log_read : length]
         self._log_read = length
         ended = entries[entries["outcome"] == FINISHED]
-        if not len(ended):
-            return 0.0
-        return float(np.percentile((ended["finish_ps"] - ended["arrival_ps"]) / PS_PER_S, 99))
+        self._latencies_s = np.concatenate(
+            [self._latencies_s, (ended["finish_ps"] - ended["arrival_ps"]) / PS_PER_S]
+        )
+
+    def _take_p99_s(self) -> float:
+        """99th percentile of the latencies noted since the last call, seconds; 0 without any."""
+        latencies_s, self._latencies_s = self._latencies_s, np.zeros(0)
+        return float(np.percentile(latencies_s, 99)) if len(latencies_s) else 0.0
 
     @property
     def policy_spec(self) -> PolicySpec:

@@ -36,12 +36,12 @@ CLUSTER_FEATURES = PARTS[3].names()
 
 @dataclass
 class SpanFigures:
-    """What the last span brought.
+    """What the time since the last decision brought: a span, unless a policy is asked at a period of its own.
 
     Attributes:
         dt_s: Its length, seconds; 0 before the first.
         change: (num_classes, len(TOTALS)), growth of the totals.
-        p99_s: 99th percentile of the latency of requests that ended, seconds; 0 without any.
+        p99_s: 99th percentile of the latency of requests that ended in the last full span, seconds; 0 without any.
         busy_s: (E,), for which each engine slot was in iterations, seconds.
         since_switch_s: Time since a switch began, seconds.
     """

@@ -33,6 +33,7 @@ from scipy.optimize import lsq_linear
 from scipy.stats import t as student_t
 
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.metrics import RequestRecords
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.machines.cluster import ReplicaKind, replica_spec
 from serving_gym.envs.simulator.fleet.build import kv_tokens, tables_of
@@ -54,6 +55,8 @@ FEWEST_RUNS, MOST_RUNS = 3, 128  # source: ours
 STRATA = 20  # of lengths, each of which a block of as many requests has one of; source: ours
 METHODS = ("measured", "mixed", "closed_form")
 MIXED_REQUESTS = 2000  # drawn for a mix; source: ours
+KEPT_SHARE = 0.9  # of requests that keep a promise of which one asks; source: ours
+FEWER = 0.8  # from one number of running requests to the next that is tried; source: ours
 LEAST_COST, MOST_COST = 0.5, 2.0  # of a request in company over alone; source: ours
 _NO_PROMISE = (SLO(1.0, 1.0),)
 
@@ -148,6 +151,7 @@ def profile_capacities(
     seed: int = 0,
     scheduling: Mapping[str, Any] | None = None,
     precision: float = PRECISION,
+    tpot_s: float | None = None,
 ) -> CapacityTable:
     """Profiles every kind with every type, once.
 
@@ -161,9 +165,11 @@ def profile_capacities(
         seed: Of the lengths that are drawn.
         scheduling: Fields of `FleetSpec` that say how the engines schedule, as `DeploymentSpec.scheduling` has them.
         precision: Half of the 95 % interval of a measured rate, share of it, below which no further run is made.
+        tpot_s: As of `SaturationRuns`.
 
     Raises:
-        ValueError: The method is unknown, the span or the precision is not positive, or no kind holds the model.
+        ValueError: The method is unknown or cannot keep `tpot_s`, the span or the precision is not positive, or no kind
+            holds the model or keeps `tpot_s`.
     """
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not allowed; choose one of {', '.join(METHODS)}")
@@ -171,10 +177,14 @@ def profile_capacities(
         raise ValueError(f"span_s must be positive, got {span_s}")
     if not precision > 0:
         raise ValueError(f"precision must be positive, got {precision}")
-    run = SaturationRuns(scheduling or {}, precision, seed)
+    if tpot_s is not None and method == "closed_form":
+        raise ValueError("tpot_s needs runs: choose the method measured or mixed")
+    run = SaturationRuns(scheduling or {}, precision, seed, tpot_s)
     fitting = [kind for kind in kinds if kv_tokens(replica_spec(kind, engine)) > 0]
     rates = [_rates(replica_spec(kind, engine), types, method, run) for kind in fitting]
     able = [row for row, of in enumerate(rates) if any(of)]
+    if not able and tpot_s is not None:
+        raise ValueError(f"no replica of {engine.model} on {engine.gpu} has a token every {tpot_s:g} s")
     if not able:
         raise ValueError(f"{engine.model} fits none of {', '.join(map(str, kinds))} on {engine.gpu}")
     per_span = span_s * np.array([rates[row] for row in able], np.float64).reshape(len(able), len(types))
@@ -189,11 +199,12 @@ def profile(
     method: str,
     scheduling: Mapping[str, Any] | None = None,
     precision: float = PRECISION,
+    tpot_s: float | None = None,
 ) -> CapacityTable:
     """`profile_capacities`, kept: the same is profiled once."""
     lengths = tuple((of.input_tokens.tobytes(), of.output_tokens.tobytes()) for of in types)
     words = tuple(sorted((scheduling or {}).items()))
-    return _profiled(engine, kinds, lengths, span_s, method, words, precision)
+    return _profiled(engine, kinds, lengths, span_s, method, words, precision, tpot_s)
 
 
 @lru_cache(maxsize=32)
@@ -205,10 +216,11 @@ def _profiled(
     method: str,
     scheduling: tuple[tuple[str, Any], ...],
     precision: float,
+    tpot_s: float | None,
 ) -> CapacityTable:
     types = [WorkloadType(np.frombuffer(i, np.int64), np.frombuffer(o, np.int64)) for i, o in lengths]
     return profile_capacities(
-        engine, kinds, types, span_s, method, scheduling=dict(scheduling), precision=precision
+        engine, kinds, types, span_s, method, scheduling=dict(scheduling), precision=precision, tpot_s=tpot_s
     )
 
 
@@ -240,11 +252,14 @@ class SaturationRuns:
         scheduling: Fields of `FleetSpec` that say how engines schedule.
         precision: Half of the 95 % interval of a rate, share of it, below which no further run is made.
         seed: Of the draws.
+        tpot_s: Mean time between tokens, seconds, that `KEPT_SHARE` of the requests must keep: a replica runs only as
+            many of them at once as do; None: as many as it can, whatever they wait.
     """
 
     scheduling: Mapping[str, Any] = field(default_factory=dict)
     precision: float = PRECISION
     seed: int = 0
+    tpot_s: float | None = None
 
 
 def measured_rps(replica: ReplicaSpec, kind_type: WorkloadType, run: SaturationRuns | None = None) -> float:
@@ -268,6 +283,11 @@ def rate_of(
     run = run or SaturationRuns()
     if not kv_tokens(replica):
         return 0.0, 0.0
+    if run.tpot_s is not None:
+        most = most_running(replica, kind_type, run, run.tpot_s)
+        if not most:
+            return 0.0, 0.0
+        replica = replace(replica, max_num_seqs=most)
     rng = stream(run.seed, "oserve", "profiling")
     groups, outputs = _saturated(replica, kind_type, run)
     wanted = max(FEWEST_REQUESTS, math.ceil(TURNOVERS * batch_of(replica, kind_type)))
@@ -284,6 +304,39 @@ def rate_of(
             half = error / math.sqrt(len(seconds)) / mean
             if half <= run.precision or len(seconds) == MOST_RUNS:
                 return 1.0 / mean, half
+
+
+def most_running(replica: ReplicaSpec, kind_type: WorkloadType, run: SaturationRuns, tpot_s: float) -> int:
+    """Most requests at once of which `KEPT_SHARE` keep a time between tokens, to a step of `FEWER`; 0: not even one.
+
+    Args:
+        replica: What runs; `max_num_seqs` is the most that is tried.
+        kind_type: Lengths.
+        run: How it is saturated.
+        tpot_s: Mean time between tokens, seconds.
+    """
+    tried, most = [replica.max_num_seqs], max(1, math.floor(batch_of(replica, kind_type)))
+    while tried[-1] > 1:
+        tried.append(min(tried[-1] - 1, most))
+        most = max(1, math.floor(tried[-1] * FEWER))
+    rng = stream(run.seed, "oserve", "most running")
+
+    def keeps(place: int) -> bool:
+        few = replace(replica, max_num_seqs=tried[place])
+        groups, outputs = _saturated(few, kind_type, replace(run, tpot_s=None))
+        drawn = _stratified(kind_type, max(FEWEST_REQUESTS, 4 * tried[place]), rng)
+        records = _run(FleetSpec(groups, **run.scheduling), kind_type.input_tokens[drawn], outputs[drawn])
+        found = records.tpot_s[np.isfinite(records.tpot_s)]
+        return not len(found) or float(np.quantile(found, KEPT_SHARE)) <= tpot_s
+
+    first, last = 0, len(tried)  # the first that keeps it is among these, or there is none
+    while first < last:
+        middle = (first + last) // 2
+        if keeps(middle):
+            last = middle
+        else:
+            first = middle + 1
+    return tried[first] if first < len(tried) else 0
 
 
 def _saturated(
@@ -313,11 +366,16 @@ def _stratified(kind_type: WorkloadType, count: int, rng: np.random.Generator) -
 
 def _one_run(fleet: FleetSpec, inputs: NDArray[np.int64], outputs: NDArray[np.int64]) -> float:
     """Rate at which requests that all arrive at once are finished, 1/s."""
+    finish_s = _run(fleet, inputs, outputs).finish_s
+    return _middle_rate(np.sort(finish_s[np.isfinite(finish_s)]))
+
+
+def _run(fleet: FleetSpec, inputs: NDArray[np.int64], outputs: NDArray[np.int64]) -> RequestRecords:
+    """What becomes of requests that all arrive at once."""
     simulator = FleetSimulator(fleet, _NO_PROMISE)
     simulator.reset(Workload(np.zeros(len(inputs)), inputs.astype(np.int32), outputs.astype(np.int32)))
     simulator.run_to_completion()
-    finish_s = simulator.results().finish_s
-    return _middle_rate(np.sort(finish_s[np.isfinite(finish_s)]))
+    return simulator.results()
 
 
 def _middle_rate(finish_s: FloatArray) -> float:

@@ -105,20 +105,25 @@ class DeploymentSetting:
             return None
         return Divisions(self.cluster, self.table, demand, self.holds)
 
-    def profiled(self, method: str, precision: float = PRECISION) -> CapacityTable:
+    def profiled(
+        self, method: str, precision: float = PRECISION, tpot_s: float | None = None
+    ) -> CapacityTable:
         """Capacities of replicas that both prefill and decode, worked out in another way than the environment's own.
 
         Args:
             method: As in `envs.deployment.profiling`.
             precision: Half of the 95 % interval of a measured capacity, share of it.
+            tpot_s: Time between tokens that replicas keep, seconds; None: they are saturated.
 
         Raises:
-            ValueError: the method is unknown, or only the table is known.
+            ValueError: the method is unknown or cannot keep `tpot_s`, or only the table is known.
         """
         if self.replica is None:
             raise ValueError("capacities cannot be profiled anew: the setting holds their table alone")
         kinds = self._mixed.kinds
-        return profile(self.replica, kinds, self.types, self.table.span_s, method, self.scheduling, precision)
+        return profile(
+            self.replica, kinds, self.types, self.table.span_s, method, self.scheduling, precision, tpot_s
+        )
 
 
 @dataclass(frozen=True, slots=True)

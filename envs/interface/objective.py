@@ -76,3 +76,26 @@ class Objective:
     def factors(self, classes: Sequence[str]) -> NDArray[np.float64]:
         """(C,), factor on the SLO misses and the refusals of each class."""
         return np.array([self.class_weights.get(name, 1.0) for name in classes])
+
+    def term_weights(self, classes: Sequence[str]) -> dict[str, float]:
+        """Weights of the reward terms that every environment has, by their names; without `scale`.
+
+        Args:
+            classes: Names of the request classes.
+        """
+        weights = {"latency": self.latency}
+        for name, factor in zip(classes, self.factors(classes).tolist(), strict=True):
+            weights[f"ttft_attainment/{name}"] = self.ttft_attainment * factor
+            weights[f"tpot_attainment/{name}"] = self.tpot_attainment * factor
+        return weights | {"goodput": self.goodput, "switch": self.switch, "abandoned": self.abandoned}
+
+    def refusal_weights(self, classes: Sequence[str]) -> dict[str, float]:
+        """Weights of the terms `refused/CLASS`, where admission is a decision; without `scale`.
+
+        Args:
+            classes: Names of the request classes.
+        """
+        factors = self.factors(classes).tolist()
+        return {
+            f"refused/{name}": self.refused * factor for name, factor in zip(classes, factors, strict=True)
+        }

@@ -88,6 +88,12 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
         )
 
     @property
+    def term_weights(self) -> dict[str, float]:
+        """As of every environment, and where admission is a decision those of requests refused."""
+        refused = self.config.objective.refusal_weights(self.classes) if self.config.admission else {}
+        return super().term_weights | refused
+
+    @property
     def _deferred_level(self) -> int:
         """Priority level of deferred requests; -1: admission is no decision."""
         return int(self.desk.desk["deferred_level"][0])

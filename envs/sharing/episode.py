@@ -126,6 +126,12 @@ class SharingEpisode(BaseEpisode[SharingConfig]):
         return interval.reward(self.config.objective) + self.config.objective.scale * own
 
     @property
+    def term_weights(self) -> dict[str, float]:
+        """As of every environment, and those of node hours and of instances killed."""
+        hours = {f"node_hours/{kind}": self.config.node_hours[kind] for kind in self.setting.kinds}
+        return super().term_weights | hours | {"ooms": self.config.ooms}
+
+    @property
     def state(self) -> SharingState:
         """What a policy may know at this decision."""
         return state_of(self.simulator)

@@ -35,12 +35,19 @@ from serving_gym.runners.reporting.tables import print_results_in, print_table
 
 RESULTS = "benchmark.json"
 TASKS = "benchmark/task"  # config group
+TRANSFER = "transfer"  # its folder of clusters that routers were not trained on
 _OWN_WORDS = ("benchmark", "out", "plots", "figures")
 
 
 def task_names() -> tuple[str, ...]:
-    """Names of all tasks."""
+    """Names of all tasks but those in folders, which only a benchmark that names them runs."""
     return tuple(config_names(TASKS))
+
+
+def known_tasks() -> tuple[str, ...]:
+    """Names of all tasks, those in folders too, as `transfer/two_gpus`."""
+    inside = (f"{TRANSFER}/{name}" for name in config_names(f"{TASKS}/{TRANSFER}"))
+    return (*task_names(), *inside)
 
 
 def load_task(name: str) -> BenchmarkTask:
@@ -49,7 +56,7 @@ def load_task(name: str) -> BenchmarkTask:
     Raises:
         ValueError: it does not exist, or its file is invalid.
     """
-    check_choice("benchmark task", name, task_names())
+    check_choice("benchmark task", name, known_tasks())
     file = config_file(TASKS, name)
     assert file is not None
     return build(BenchmarkTask, yaml.safe_load(file.read_text(encoding="utf-8")), f"{name}.")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from serving_gym.envs.base.vector_reward import VectorReward
 from serving_gym.envs.registration import Environment, env_config_class
 from serving_gym.runners.command_line.errors import explain, nearest
 from serving_gym.runners.configuration.compose import compose_words
@@ -39,18 +40,28 @@ VECTOR_OPTIONS = (
 )  # of a vector environment, not of its episodes
 
 
-def make_env(env: str, render_mode: str | None = None, **words: Any) -> gym.Env[Any, Any]:
+def make_env(
+    env: str,
+    render_mode: str | None = None,
+    vector_reward: bool | Mapping[str, Sequence[str]] = False,
+    **words: Any,
+) -> gym.Env[Any, Any]:
     """A scalar environment; Gymnasium's entry point of every id.
 
     Args:
         env: Name of the environment.
         render_mode: None, "human", "ansi" or "rgb_array".
+        vector_reward: Whether rewards are vectors (`envs.base.vector_reward.VectorReward`), one entry a reward term; or
+            its objectives. Then `gymnasium.make` needs `disable_env_checker=True`, as `mo_gymnasium.make` has it.
         words: What differs from the default, by name or by dotted word.
 
     Raises:
         ValueError: A word or a value is unknown or not allowed; names the nearest match.
     """
-    return environment_of(env, words).make(render_mode=render_mode)
+    made = environment_of(env, words).make(render_mode=render_mode)
+    if vector_reward is False:
+        return made
+    return VectorReward(made, None if vector_reward is True else vector_reward)
 
 
 def make_vector_env(env: str, num_envs: int = 1, **words: Any) -> VectorEnv[Any, Any, Any]:
@@ -116,7 +127,7 @@ def _put(config: DictConfig, typed: dict[str, Any], key: str, value: Any) -> Non
     first, _, inside = key.removeprefix("env.").partition(".")
     if inside and first in typed:
         typed[first] = _changed(typed[first], first, inside, value)
-    elif not _is_plain(value):
+    elif not is_plain(value):
         if inside:
             raise ValueError(f"{key} must be a plain value, got {type(value).__name__}")
         typed[first] = value
@@ -152,7 +163,7 @@ def as_words(values: Mapping[str, Any]) -> list[str]:
         ValueError: A value is an object that no word can say.
     """
     for key, value in values.items():
-        if not _is_plain(value):
+        if not is_plain(value):
             raise ValueError(f"{key} must be a plain value here, got {type(value).__name__}")
     return [f"{key}={_as_word(_as_plain(value))}" for key, value in values.items()]
 
@@ -174,13 +185,13 @@ def _as_word(value: Any) -> str:
     return repr(value)
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Whether a value is what YAML can say."""
     if value is None or isinstance(value, (bool, int, float, str, np.generic)):
         return True
     if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
-    return isinstance(value, (list, tuple)) and all(map(_is_plain, value))
+        return all(isinstance(key, str) and is_plain(each) for key, each in value.items())
+    return isinstance(value, (list, tuple)) and all(map(is_plain, value))
 
 
 def _as_plain(value: Any) -> Any:

@@ -19,6 +19,7 @@ from serving_gym.agents.learners.learner import AGENTS, agent_config_class
 from serving_gym.calibration.fields import check_positive
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.registration import Environment, usual_policies
+from serving_gym.envs.routing.random_fleets import TRAINING, VALIDATION, RandomFleets
 from serving_gym.envs.workload.registry import WorkloadSpec, for_larger
 from serving_gym.runners.configuration.policies import composed_file, policy_config
 from serving_gym.runners.configuration.schema import FIGURES, LauncherConfig, RunConfig, check_least
@@ -62,6 +63,9 @@ class TrainConfig(RunConfig):
         also_env: settings of the environment, likewise: as many training episodes are played with each of these in
             place of what `env` says, as `[{gauge_interval_s: 1.0}]`. agent=api in env=routing, and agent=bc and dagger.
         also_workloads: files in configs/workload, likewise beside `workload`; agent=bc, dagger and reuse alone.
+        also_fleets: fleets drawn at random from `seed`, each with traffic for its own capacity, likewise beside
+            `cluster` and `workload` (`envs.routing.random_fleets`); its `validation` further ones have a share of the
+            validation episodes as large as `cluster`. agent=api in env=routing alone.
         validations: times that the policy is tried on validation episodes.
         validation_seeds: episodes each time; of several parts of a workload, where an agent plays each by itself, one
             of each at least.
@@ -82,6 +86,7 @@ class TrainConfig(RunConfig):
     also_clusters: tuple[str, ...] = ()
     also_env: tuple[dict[str, Any], ...] = ()
     also_workloads: tuple[str, ...] = ()
+    also_fleets: RandomFleets = field(default_factory=RandomFleets)
     validations: int = 10
     validation_seeds: int = 6
     save_every_s: float = 20.0
@@ -118,6 +123,8 @@ class TrainConfig(RunConfig):
                 )
         if self.also_workloads and not (imitates or self.agent["name"] == "reuse"):
             raise ValueError("also_workloads is for agent=bc, dagger and reuse alone; leave it empty")
+        if self.also_fleets.number and not routes:
+            raise ValueError("also_fleets is for agent=api in env=routing alone; leave it none")
         if self.total_steps is not None:
             check_least("total_steps", self.total_steps, 1)
         check_positive(self, "max_minutes", "save_every_s")
@@ -135,7 +142,22 @@ class TrainConfig(RunConfig):
         for each in self.also_workloads:
             workload = WorkloadSpec(**composed_file("workload", each))
             found[f"also_workloads={each}"] = self._alone(workload=workload).environment
-        return found
+        return found | self._fleets(TRAINING, self.also_fleets.number)
+
+    @cached_property
+    def validation_fleets(self) -> dict[str, Environment]:
+        """The environments besides that validation episodes are played in, by what they are called."""
+        return self._fleets(VALIDATION, self.also_fleets.validation)
+
+    def _fleets(self, stream: str, number: int) -> dict[str, Environment]:
+        """Environments on random fleets."""
+        base = self.environment
+        return {
+            f"also_fleets, {stream} fleet {i}": dataclasses.replace(
+                base, settings=self.also_fleets.draw(base.settings, self.seed, i, stream)
+            )
+            for i in range(number)
+        }
 
     def _on_cluster(self, name: str) -> Environment:
         """The environment on another cluster; as many more requests come to a fleet as it has more places."""
@@ -155,7 +177,8 @@ class TrainConfig(RunConfig):
 
     def _alone(self, **changes: Any) -> TrainConfig:
         """The same training with other values, in one environment."""
-        return dataclasses.replace(self, also_clusters=(), also_env=(), also_workloads=(), **changes)
+        none: dict[str, Any] = {"also_fleets": RandomFleets()}
+        return dataclasses.replace(self, also_clusters=(), also_env=(), also_workloads=(), **none, **changes)
 
     @property
     def compared(self) -> tuple[str, ...]:

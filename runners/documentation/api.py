@@ -26,6 +26,7 @@ API = {
             "envs.base.env.BaseEnv",
             "envs.base.env.SimulatedEnv",
             "envs.base.vector_env.BaseVectorEnv",
+            "envs.base.vector_reward.VectorReward",
             "envs.base.features.Part",
             "envs.base.features.Feature",
         ),

@@ -1,4 +1,4 @@
-"""The first page of the site: what this is, one result, the environments, how to start, and how far to trust it."""
+"""The first page of the site: what it is, what to do with it, whether it wins, how to start, how far to trust it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,27 @@ from serving_gym.runners.validation.fidelity_page import cell
 
 SHOWN = "routing"  # environment of the result
 _LEARNED = "zoo/"
+_TASKS = (
+    (
+        "train an agent, compared with the baselines",
+        "`python -m runners.train env=routing` · [agents](docs/agents.md)",
+    ),
+    (
+        "compare my policy with published ones",
+        "[twenty lines](examples/own_policy/README.md) · [baselines](docs/policies.md)",
+    ),
+    ("replay my traffic", "`workload=file workload.path=FILE` · [trace formats](docs/traces.md)"),
+    (
+        "size a cluster",
+        "`python -m runners.simulate cluster=FILE workload=FILE` · [commands](docs/commands.md)",
+    ),
+    (
+        "run a policy on vLLM servers, or behind another router",
+        "[live](docs/live.md) · [serving](docs/serving.md)",
+    ),
+    ("check a paper", "`python -m runners.reproduce paper=oserve` · [papers](docs/papers/oserve.md)"),
+    ("add a policy, trace, model, GPU or environment", "[one screen each](docs/adding.md)"),
+)
 
 
 def front_page() -> str:
@@ -28,21 +49,26 @@ def front_page() -> str:
                 "---\nhide: [navigation]\n---",
                 "# serving-gym",
                 lead,
-                "## One result",
-                f"[`{result.env_id}`](docs/{SHOWN}.md): a router sends each request to one of four engines of three "
-                "speeds.",
+                "## What is it?",
+                environments_table(),
+                "Each runs on a simulator of vLLM that is calibrated on measurements, or on vLLM servers "
+                "([architecture](docs/architecture.md), [terms](docs/glossary.md)).",
+                "## What can I do with it?",
+                table(["I want to", "command or page"], _TASKS),
+                "## Does it win?",
+                "On the default tasks ([all results](docs/findings.md), the [benchmark](configs/benchmark/README.md) "
+                "with its losses):",
+                winners_table(),
+                f"One of them in full, [`{result.env_id}`](docs/{SHOWN}.md): a router sends each request to one of "
+                "four engines of three speeds.",
                 block(result.command),
                 verdict(result),
                 result.as_table(),
-                f"Interquartile means over {result.seeds} test episodes; all policies meet the same arrivals. "
-                "[Results](docs/findings.md) and the [benchmark](configs/benchmark/README.md) have more, and "
-                "the losses.",
-                "## Start",
+                f"Interquartile means over {result.seeds} test episodes; all policies meet the same arrivals.",
+                "## How do I start?",
                 section(readme, "Two commands"),
                 "Then: [in Python](docs/python.md), [commands](docs/commands.md), "
                 "[a policy of your own](examples/own_policy/README.md), [real servers](docs/live.md).",
-                "## Environments",
-                environments_table(),
                 "## Can I trust it?",
                 trust(),
             ]
@@ -51,17 +77,55 @@ def front_page() -> str:
     )
 
 
+def winners_table() -> str:
+    """A row an environment: the best policy, and its gain over the best of the other kind, learned or heuristic."""
+    rows = []
+    for name, entry in ENVS.items():
+        if not entry.package:
+            continue
+        result = Results.of(name)
+        best = result.best()
+        rival = _rival(result)
+        rows.append(
+            [
+                f"[`{name}`](docs/{name}.md)",
+                f"{code(best)}, {_kind(best)}",
+                f"{code(rival)}, {_kind(rival)}" if rival else "no shipped agent is for this task",
+                f"{result.gain_over(rival)}, {_difference(result, rival)}" if rival else "",
+            ]
+        )
+    return table(
+        ["environment", "best policy", "best of the other kind", "gain [95 %], of the other's cost"],
+        rows,
+    )
+
+
+def _rival(result: Results) -> str:
+    """The best policy of another kind than the best one, that does not see the future; "": there is none."""
+    kind = _kind(result.best())
+    others = (name for name in reversed(result.ranked()) if _kind(name) != kind)
+    return next((name for name in others if name not in result.clairvoyant), "")
+
+
+def _kind(name: str) -> str:
+    return "learned" if name.startswith(_LEARNED) else "heuristic"
+
+
+def _difference(result: Results, rival: str) -> str:
+    low, high = result.gains[rival]["ci95"]
+    return "no difference" if low <= 0 <= high else "a difference"
+
+
 def verdict(result: Results) -> str:
     """The best policy against the best heuristic and against one that everybody knows, in a sentence."""
     best = result.best()
     rivals = [name for name in reversed(result.ranked()) if name != best and not name.startswith(_LEARNED)]
     heuristic = next(name for name in rivals if name not in result.clairvoyant)
-    low, high = result.gains[heuristic]["ci95"]
-    word = "no difference" if low <= 0 <= high else "a difference"
     return (
         f"`{best}` has the highest return: {result.gain_over('jsq')} over join-the-shortest-queue (`jsq`), and "
-        f"{result.gain_over(heuristic)} over the best tuned heuristic, `{heuristic}`: {word} at 95 %. Gains are "
-        "paired, episode by episode, in per cent of the other's cost."
+        f"{result.gain_over(heuristic)} over the best tuned heuristic, `{heuristic}`: "
+        f"{_difference(result, heuristic)} at 95 %. Gains are paired, episode by episode, in per cent of the other's "
+        "cost."
     )
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
 from importlib import import_module
 from inspect import unwrap
-from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from serving_gym.agents.learners.learner import AGENTS
-from serving_gym.baselines.registry import POLICIES, policy_tunables
 from serving_gym.calibration.lookup import load_attribute
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.objective import Objective
@@ -21,90 +17,13 @@ from serving_gym.runners.command_line.help import first_words
 from serving_gym.runners.configuration.clusters import CLUSTERS
 from serving_gym.runners.configuration.folders import CONFIG_DIR
 from serving_gym.runners.configuration.schema import BackendConfig, LauncherConfig, TrackerConfig
+from serving_gym.runners.documentation.families import family_pages
 from serving_gym.runners.documentation.hardware import hardware_page
-from serving_gym.runners.documentation.markdown import code, importable, table
-from serving_gym.runners.documentation.schemas import Argument, arguments_of, prose_of
-from serving_gym.runners.documentation.tree import ROOT
+from serving_gym.runners.documentation.markdown import importable, table
+from serving_gym.runners.documentation.schema_tables import Schemas
+from serving_gym.runners.documentation.schemas import arguments_of, prose_of
 
 _FOLDER = "reference"
-_COMMENT = re.compile(r"(?m)^# (?!@package)(.+)$")
-
-
-class Schemas:
-    """Writes each dataclass once, and links to it from then on."""
-
-    def __init__(self) -> None:
-        self._written: dict[type, str] = {}  # page of each
-
-    def page(
-        self, path: str, title: str, lead: str, roots: Iterable[type], groups: Iterable[str] = ()
-    ) -> str:
-        """A page with dataclasses and those that they hold.
-
-        Args:
-            path: Of the page, in the reference.
-            title: Of the page.
-            lead: What it is about.
-            roots: Dataclasses to begin with.
-            groups: Config groups whose files are listed first.
-        """
-        text = [f"# {title}", lead]
-        for group in groups:
-            text += [f"## Files of `configs/{group}`", choices_table(group)]
-        new = [cls for root in roots for cls in self._new(root)]
-        self._written |= dict.fromkeys(new, path)
-        for cls in new:
-            text += [f"## `{cls.__name__}`", prose_of(cls), self.table_of(cls, path)]
-        return importable("\n\n".join(text)) + "\n"
-
-    def table_of(self, cls: type, path: str) -> str:
-        """The fields of a dataclass, with links to the dataclasses in them.
-
-        Args:
-            cls: The dataclass.
-            path: Of the page that it is on.
-        """
-        return table(
-            ["field", "type", "default", "meaning"],
-            (
-                [f"`{item.name}`", self._type(item, path), code(item.default), item.meaning]
-                for item in arguments_of(cls, ClusterSpec)
-            ),
-        )
-
-    def _new(self, cls: type, above: tuple[type, ...] = ()) -> Iterator[type]:
-        """A dataclass and those that it holds, as far as they are on no page."""
-        if cls in self._written or cls in above:
-            return
-        self._written[cls] = ""
-        yield cls
-        for item in arguments_of(cls, ClusterSpec):
-            if item.nested:
-                yield from self._new(item.nested, (*above, cls))
-
-    def _type(self, item: Argument, path: str) -> str:
-        page = self._written.get(item.nested) if item.nested else None
-        if not page or item.nested is None:
-            return f"`{item.kind}`"
-        target = "" if page == path else f"{'../' * path.count('/')}{page}"
-        return f"[`{item.kind}`]({target}#{item.nested.__name__.lower()})"
-
-
-def choices_table(group: str) -> str:
-    """Files of a config group with what their first comments say."""
-    files = sorted((CONFIG_DIR / group).glob("*.yaml"))
-    return table(["file", "what it is"], ([f"`{path.stem}`", purpose_of(path)] for path in files))
-
-
-def purpose_of(path: Path) -> str:
-    """The comments at the head of a configuration file."""
-    head = path.read_text(encoding="utf-8").partition("\n\n")[0]
-    lines = []
-    for line in head.splitlines():
-        if not line.startswith("#"):
-            break
-        lines += _COMMENT.findall(line)
-    return " ".join(lines)
 
 
 def reference_pages() -> dict[str, str]:
@@ -162,7 +81,7 @@ def reference_pages() -> dict[str, str]:
     pages["configuration/hardware.md"] = hardware_page()
     for name in commands():
         pages[f"commands/{name}.md"] = command_page(name, schemas)
-    pages |= policy_pages(schemas)
+    pages |= family_pages(schemas)
     return {f"{_FOLDER}/{path}": content for path, content in pages.items()}
 
 
@@ -185,56 +104,3 @@ def command_page(name: str, schemas: Schemas) -> str:
     if "config" in hints:
         text += ["## All keys", schemas.table_of(hints["config"], f"commands/{name}.md")]
     return importable("\n\n".join(text)) + "\n"
-
-
-def policy_pages(schemas: Schemas) -> dict[str, str]:
-    """A page for each package of policies: what each does, after what, with its parameters."""
-    families: dict[str, list[str]] = {}
-    for name, entry in POLICIES.items():
-        families.setdefault(family_of(entry.policy), []).append(name)
-    claims = (ROOT / "REPRODUCTION.md").read_text(encoding="utf-8")
-    pages = {}
-    for family, names in sorted(families.items()):
-        said = prose_of(import_module(f"serving_gym.{family}"))
-        title = title_of(family, said)
-        path = f"policies/{family.removeprefix('baselines.').replace('.', '_')}.md"
-        text = [f"# {title}", f"Package `{family}`. {said}"]
-        package = family.rpartition(".")[2]
-        if f"\n## {package}\n" in claims:
-            text.append(f"[The paper's figures beside ours](../../REPRODUCTION.md#{package}).")
-        for name in names:
-            text += [f"## `{name}`", *policy_text(name, schemas, path)]
-        pages[path] = importable("\n\n".join(text)) + "\n"
-    return pages
-
-
-def title_of(family: str, said: str) -> str:
-    """The paper's name for its system, with which a package's docstring begins; else the package's name in words.
-
-    Args:
-        family: The package.
-        said: Its docstring.
-    """
-    system = re.match(r"((?:[A-Z][\w-]*)(?: [A-Z][\w-]*)*)(?=:| \()", said)
-    return system[1] if system else family.removeprefix("baselines.").replace(".", " ").capitalize()
-
-
-def family_of(target: str) -> str:
-    """Package of a `module:class`."""
-    return target.partition(":")[0].rpartition(".")[0]
-
-
-def policy_text(name: str, schemas: Schemas, path: str) -> Iterator[str]:
-    """What a policy does, its parameters, and those that a tuner may search."""
-    entry = POLICIES[name]
-    cls: Any = load_attribute(entry.policy)
-    module = import_module(cls.__module__)
-    yield f"`serving_gym.{entry.policy.replace(':', '.')}`. {prose_of(module)}"
-    yield prose_of(cls)
-    if getattr(cls, "clairvoyant", False):
-        yield "Clairvoyant: it sees the future, and is a reference, not a rival."
-    if entry.config:
-        yield schemas.table_of(load_attribute(entry.config), path)
-        searched = policy_tunables(name)
-        if searched:
-            yield f"`runners.tune` searches {', '.join(f'`{key}`' for key in searched)}."

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serving_gym.envs.registration import ENVS, env_id
+from serving_gym.envs.registration import ENVS
+from serving_gym.runners.documentation import templates
 from serving_gym.runners.documentation.markdown import block, code, table
+from serving_gym.runners.documentation.templates import INFINITE
 from serving_gym.runners.documentation.tree import ROOT
 
-INFINITE = "∞"
 FOLDER = ROOT / "docs/results"
 # Metrics that are kept, and what their columns are called.
 COLUMNS = {
@@ -28,22 +29,30 @@ class Results:
 
     Attributes:
         env_id: Gymnasium id of the environment, with the version that was compared in.
-        command: The words that made it.
+        command: What made it.
+        started: When, in ISO format.
+        versions: Of the packages that made it.
         workload: Its workload.
+        split: Split of the episodes.
         seeds: Test episodes of each policy.
         policies: Metrics by policy: interquartile mean and 95 % interval; None where it is infinite.
         clairvoyant: Policies among them that see the future.
         gains: Paired relative improvement of the best policy that does not, over every other: interquartile mean and
             95 % interval.
+        regenerated: Whether a run of this version made it.
     """
 
     env_id: str
     command: str
+    started: str
+    versions: dict[str, str]
     workload: str
+    split: str
     seeds: int
     policies: dict[str, dict[str, dict[str, Any]]]
     clairvoyant: tuple[str, ...]
     gains: dict[str, dict[str, Any]]
+    regenerated: bool = True
 
     @classmethod
     def of(cls, name: str, folder: Path = FOLDER) -> Results:
@@ -99,55 +108,7 @@ def shown(value: dict[str, Any], interval: bool) -> str:
         value: `iqm` and `ci95`.
         interval: Whether to show the interval.
     """
-    text = _digits(value["iqm"])
-    if interval and value["ci95"] is not None:
-        text += f" [{', '.join(map(_digits, value['ci95']))}]"
-    return text
-
-
-def keep(comparison: Path, folder: Path = FOLDER) -> Path:
-    """Keeps what pages show of a comparison of default tasks; returns the file.
-
-    Args:
-        comparison: `comparison.json` of `runners.compare env=NAME seeds=N policies=[...]`.
-        folder: Where to keep it.
-
-    Raises:
-        ValueError: The comparison is not one of `ENVS`' environments on the test split.
-    """
-    values = json.loads(comparison.read_text(encoding="utf-8"))
-    name = values["env"]
-    if values["split"] != "test" or values["backend"] != "simulator":
-        raise ValueError(
-            f"{comparison}: results of split=test on the simulator are kept, "
-            f"got split={values['split']} backend={values['backend']}"
-        )
-    policies = list(values["policies"])
-    behind = (values.get("regret") or {}).get(
-        "clairvoyant_policies"
-    ) or policies  # those that do not see the future
-    best = max(behind, key=lambda policy: values["policies"][policy]["metrics"]["return"]["iqm"])
-    kept = {
-        "env_id": env_id(name),
-        "command": f"python -m runners.compare env={name} seeds={values['seeds']} "
-        f"'policies=[{','.join(policies)}]'",
-        "workload": values["workload"],
-        "seeds": values["seeds"],
-        "policies": {
-            policy: {metric: _rounded(values["policies"][policy]["metrics"][metric]) for metric in COLUMNS}
-            for policy in policies
-        },
-        "clairvoyant": [policy for policy in policies if policy not in behind],
-        "gains": {
-            policy: _rounded(values["relative_improvement"][f"{best}>{policy}"])
-            for policy in policies
-            if policy != best
-        },
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
-    path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    return path
+    return templates.shown(value, "ci 3" if interval else "3")
 
 
 def stale() -> list[str]:
@@ -158,20 +119,3 @@ def stale() -> list[str]:
         if entry.package
         and (not (FOLDER / f"{name}.json").is_file() or Results.of(name).env_id != entry.env_id)
     ]
-
-
-def _rounded(value: dict[str, Any]) -> dict[str, Any]:
-    """Interquartile mean and interval with six digits."""
-    interval = value.get("ci95")
-    return {
-        "iqm": _six(value["iqm"]),
-        "ci95": None if interval is None else [_six(bound) for bound in interval],
-    }
-
-
-def _six(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
-
-
-def _digits(value: float | None) -> str:
-    return INFINITE if value is None else f"{float(f'{value:.3g}'):,.10g}"

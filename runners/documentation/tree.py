@@ -13,7 +13,11 @@ _LINK = re.compile(r"(?:\]\(|<img [^>]*?src=\")(?!\w+:)([^)#\s\"]+)")
 # Beside what the pages in docs/ link to.
 _ALSO = ("README.md", "CONTRIBUTING.md", "agents/zoo/*/card.md", "examples/*/README.md")
 # Pages whose address does not follow from their path: that of the repository, and the index for readers there.
-_ADDRESSES = {"README.md": "readme/", "docs/README.md": "contents/"}
+_ADDRESSES = {
+    "README.md": "readme/",
+    "docs/README.md": "contents/",
+    "leaderboard/README.md": "leaderboard/rules/",
+}
 
 
 def shown_files(root: Path = ROOT) -> list[str]:

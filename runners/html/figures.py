@@ -15,18 +15,24 @@ from matplotlib.ticker import EngFormatter, PercentFormatter
 from numpy.typing import NDArray
 
 from serving_gym.runners.html.series import Series
+from serving_gym.runners.reporting.figure_style import AGENT_LOOK, COLOURS, Look
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; line styles differ as well.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-STYLES = ("-", "--", "-.", ":")
+Looks = Mapping[str, Look]  # by policy
+STYLES = ("-", "--", "-.", ":")  # so that colour is not all that tells lines apart
 WIDTH_IN = 9.0
 _POINTS = 400  # of a distribution's curve
 _MOST_MARKS = 150
 
 
 def style_of(place: int) -> dict[str, Any]:
-    """Colour and line of the n-th policy or class."""
+    """Colour and line of the n-th class or engine."""
     return {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[(place // 2) % len(STYLES)]}
+
+
+def line_of(policy: str, place: int, looks: Looks) -> dict[str, Any]:
+    """A policy's colour, and a line by its place in the figure; without a look, both by its place."""
+    style = style_of(place)
+    return style | {"color": looks[policy].colour} if policy in looks else style
 
 
 def svg(figure: Figure, name: str) -> str:
@@ -54,12 +60,13 @@ def svg(figure: Figure, name: str) -> str:
     )
 
 
-def time_series(episodes: Mapping[str, Series], capacity: str) -> Figure:
+def time_series(episodes: Mapping[str, Series], capacity: str, looks: Looks) -> Figure:
     """Load, queues, KV cache and layouts over time, by policy.
 
     Args:
         episodes: By policy, on the same arrivals.
         capacity: What is in service: engines, instances.
+        looks: Of the policies.
     """
     with_ratio = all(series.kv_usage_ratio.size for series in episodes.values())
     with_serving = any(np.ptp(series.serving) > 0 for series in episodes.values() if series.serving.size)
@@ -72,7 +79,7 @@ def time_series(episodes: Mapping[str, Series], capacity: str) -> Figure:
     axes[0].stairs(first.arrivals_rps, first.edges_s, color="black", linewidth=1)
     axes[0].set_ylabel("arrivals\n1/s")
     for place, (name, series) in enumerate(episodes.items()):
-        line = style_of(place) | {"linewidth": 1.2}
+        line = line_of(name, place, looks) | {"linewidth": 1.2}
         axes[1].plot(series.edges_s, series.waiting, label=name, **line)
         axes[2].plot(series.edges_s, series.running, **line)
         if with_ratio:
@@ -133,12 +140,15 @@ def _layouts(axis: Any, episodes: Mapping[str, Series]) -> None:
     )
 
 
-def distributions(groups: Mapping[str, pd.DataFrame], slos_s: Mapping[str, Mapping[str, float]]) -> Figure:
+def distributions(
+    groups: Mapping[str, pd.DataFrame], slos_s: Mapping[str, Mapping[str, float]], looks: Looks
+) -> Figure:
     """Cumulative distributions of TTFT and TPOT; what a request without an end misses is missing at the top.
 
     Args:
         groups: Requests by class or policy.
         slos_s: `ttft_s` and `tpot_s` by class; drawn where a group has its name, or there is one class.
+        looks: Of the policies; classes have none.
     """
     figure = Figure(figsize=(WIDTH_IN, 3.4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
@@ -150,7 +160,8 @@ def distributions(groups: Mapping[str, pd.DataFrame], slos_s: Mapping[str, Mappi
             share = np.linspace(0.0, 1.0, min(_POINTS, known.size))
             curve = np.quantile(np.sort(known), share, method="higher")
             finite = np.isfinite(curve) & (curve > 0)
-            axis.plot(curve[finite], share[finite], label=f"{name} ({len(requests):,})", **style_of(place))
+            line = line_of(name, place, looks)
+            axis.plot(curve[finite], share[finite], label=f"{name} ({len(requests):,})", **line)
     labels = {"ttft_s": "time to first token, s", "tpot_s": "time per output token, s"}
     for axis, (key, label) in zip(axes, labels.items(), strict=True):
         for place, name in enumerate(groups):
@@ -211,18 +222,18 @@ def gains(rows: Sequence[tuple[str, float, float, float]], label: str) -> Figure
     return figure
 
 
-def trade_off(policies: Mapping[str, Mapping[str, Any]], cost: str, quality: str) -> Figure:
+def trade_off(policies: Mapping[str, Mapping[str, Any]], cost: str, quality: str, looks: Looks) -> Figure:
     """Cost against quality, with the intervals of both; up and to the left is better.
 
     Args:
         policies: `policies` of `comparison.json`.
         cost: Metric of the horizontal axis.
         quality: Metric of the vertical axis.
+        looks: Of the policies.
     """
     figure = Figure(figsize=(WIDTH_IN, 4.2), layout="constrained")
     axis = figure.subplots()
-    markers = "osD^v<>PX*"
-    for place, (name, entry) in enumerate(policies.items()):
+    for name, entry in policies.items():
         x, y = entry["metrics"][cost], entry["metrics"][quality]
         spans = [
             [[value["iqm"] - value["ci95"][0]], [value["ci95"][1] - value["iqm"]]]
@@ -236,8 +247,8 @@ def trade_off(policies: Mapping[str, Mapping[str, Any]], cost: str, quality: str
                 y["iqm"],
                 xerr=spans[0] if spans[0] is None else np.maximum(spans[0], 0.0),
                 yerr=spans[1] if spans[1] is None else np.maximum(spans[1], 0.0),
-                marker=markers[place % len(markers)],
-                color=COLOURS[place % len(COLOURS)],
+                marker=looks[name].mark,
+                color=looks[name].colour,
                 linestyle="",
                 elinewidth=0.8,
                 label=name,
@@ -248,23 +259,25 @@ def trade_off(policies: Mapping[str, Mapping[str, Any]], cost: str, quality: str
     return figure
 
 
-def learning(rows: Sequence[Mapping[str, Any]], references: Mapping[str, float]) -> Figure:
+def learning(rows: Sequence[Mapping[str, Any]], references: Mapping[str, float], looks: Looks) -> Figure:
     """Validation return over training, with the returns of other policies.
 
     Args:
         rows: Validations with `steps` and `return`.
         references: Returns of other policies on the same episodes.
+        looks: Of the policies.
     """
     figure = Figure(figsize=(WIDTH_IN, 3.6), layout="constrained")
     axis = figure.subplots()
     steps, returns = ([row[key] for row in rows] for key in ("steps", "return"))
-    axis.plot(steps, returns, color="black", marker="o", markersize=3, label="agent")
+    axis.plot(steps, returns, color=AGENT_LOOK.colour, marker=AGENT_LOOK.mark, markersize=3, label="agent")
     lowest = min(returns) - max(max([*returns, *references.values()]) - min(returns), 1e-9)
     for place, (name, value) in enumerate(sorted(references.items(), key=lambda item: -item[1])):
+        line = line_of(name, place, looks)
         if value >= lowest:
-            axis.axhline(value, **style_of(place), linewidth=1.2, label=f"{name}: {value:.4g}")
+            axis.axhline(value, **line, linewidth=1.2, label=f"{name}: {value:.4g}")
         else:
-            axis.plot([], [], **style_of(place), label=f"{name}: {value:.4g}, below")
+            axis.plot([], [], **line, label=f"{name}: {value:.4g}, below")
     axis.set(xlabel="training steps (decisions)", ylabel="validation return (more is better)")
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.grid(alpha=0.25)

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from serving_gym.runners.reporting.figure_style import Look, looks_of
 from serving_gym.runners.reporting.provenance import PROVENANCE_FILE
 
 EVALUATE, COMPARE, TRAIN, SIMULATE, REPLAY, MONITOR = (
@@ -74,6 +75,16 @@ class RunFolder:
     def comparison(self) -> dict[str, Any]:
         """`comparison.json`; empty without one."""
         return self._json("comparison.json")
+
+    @cached_property
+    def looks(self) -> dict[str, Look]:
+        """How each policy of the run is drawn, the same in all figures: as in the run's own figures."""
+        names = list(self.comparison.get("policies", {}))
+        names += [self.summary[key] for key in ("policy", "router") if key in self.summary]
+        if self.requests is not None and "policy" in self.requests:
+            names += map(str, self.requests["policy"].unique())
+        learned = self.comparison.get("learned", [])
+        return looks_of(names, learned[0] if len(learned) == 1 else None)
 
     @cached_property
     def replay(self) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class OverTime(Sections):
             )
             for name in names
         }
-        picture = self.drawn("series", lambda: figures.time_series(episodes, "engines"))
+        picture = self.drawn("series", lambda: figures.time_series(episodes, "engines", self.run.looks))
         seed = self._worst_seed()
         alone = self.run.episodes is None or self.run.episodes["seed"].nunique() == 1
         which = "The episode." if alone else f"The episode with the lowest return (seed {seed})."
@@ -95,16 +95,16 @@ class OverTime(Sections):
         names = list(classes)
         if "policy" in requests:
             groups = {str(name): part for name, part in requests.groupby("policy", sort=False)}
-            what = "policy, in the episode with the lowest return"
+            what, looks = "policy, in the episode with the lowest return", self.run.looks
         else:
             class_id = requests["class_id"].to_numpy(np.int64)
             groups = {
                 names[place] if place < len(names) else f"class {place}": requests[class_id == place]
                 for place in np.unique(class_id).tolist()
             }
-            what = "class, over all episodes"
+            what, looks = "class, over all episodes", {}
         groups = dict(list(groups.items())[:_MOST_POLICIES])
-        picture = self.drawn("latencies", lambda: figures.distributions(groups, classes))
+        picture = self.drawn("latencies", lambda: figures.distributions(groups, classes, looks))
         caption = f"Latencies by {what}. Dotted: SLOs. A curve ends below 100 % where requests were lost or unfinished."
         rows = [
             [name, len(part), *_percentiles(figures.ttft_of(part)), *_percentiles(figures.tpot_of(part))]

@@ -128,7 +128,9 @@ class Results(Sections):
         cost = next((name for name in costs if _differs(policies, name)), None)
         if cost is None:
             return ""
-        picture = self.drawn("tradeoff", lambda: figures.trade_off(policies, cost, "slo_attainment"))
+        picture = self.drawn(
+            "tradeoff", lambda: figures.trade_off(policies, cost, "slo_attainment", self.run.looks)
+        )
         caption = "Cost against quality, with 95 % intervals; up and to the left is better."
         return markup.section("Cost against quality", markup.figure(picture, caption))
 
@@ -142,7 +144,7 @@ class Results(Sections):
         returns = self.run.comparison["training"].get("validation_returns", {})
         agents = [name for name, role in self.run.comparison.get("roles", {}).items() if role == "agent"]
         others = {name: value for name, value in returns.items() if name not in agents and value is not None}
-        picture = self.drawn("learning", lambda: figures.learning(rows, others))
+        picture = self.drawn("learning", lambda: figures.learning(rows, others, self.run.looks))
         caption = (
             "Return on the validation episodes over training; lines: other policies on the same episodes."
         )

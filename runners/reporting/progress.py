@@ -38,16 +38,17 @@ class ProgressLines(tqdm):  # type: ignore[type-arg]
         super().close()
 
 
-def progress_bar(total: int, what: str, unit: str = "it") -> tqdm[Any]:
+def progress_bar(total: int, what: str, unit: str = "it", shown: bool = True) -> tqdm[Any]:
     """Progress to use with `with`, and to `update()`: a bar in a terminal, else a line every few seconds.
 
     Args:
         total: Steps; 0: not known yet.
         what: What is done, in a word or two.
         unit: What a step is called.
+        shown: False: it counts and writes nothing, for a worker process.
     """
     if sys.stderr.isatty():
-        return tqdm(total=total, desc=what, unit=unit, dynamic_ncols=True, file=sys.stderr)
+        return tqdm(total=total, desc=what, unit=unit, dynamic_ncols=True, file=sys.stderr, disable=not shown)
     return ProgressLines(
         total=total,
         desc=what,
@@ -57,6 +58,7 @@ def progress_bar(total: int, what: str, unit: str = "it") -> tqdm[Any]:
         delay=_INTERVAL_S,
         bar_format=_LINE,
         file=sys.stderr,
+        disable=not shown,
     )
 
 

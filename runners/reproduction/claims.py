@@ -269,9 +269,19 @@ def counts(claims: Sequence[Claim]) -> dict[str, int]:
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
 
 
-def write_claims(out: Path, claims: Sequence[Claim]) -> None:
-    """Writes `claims.json`."""
-    write_json(out / FILE_NAME, [claim.to_row() for claim in claims])
+def claim_rows(claims: Sequence[Claim], cut: str = "") -> list[dict[str, Any]]:
+    """Claims as `claims.json` has them; `cut` is what a quick run has left out."""
+    return [{**claim.to_row(), "cut": cut} for claim in claims]
+
+
+def write_claims(out: Path, claims: Sequence[Claim], cut: str = "") -> None:
+    """Writes `claims.json`; `cut` is what a quick run has left out."""
+    write_rows(out, claim_rows(claims, cut))
+
+
+def write_rows(out: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes `claims.json` of claims that are rows already."""
+    write_json(out / FILE_NAME, rows)
 
 
 def print_claims(title: str, claims: Sequence[Claim]) -> None:

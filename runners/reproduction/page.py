@@ -69,11 +69,16 @@ def write_page(choices: Mapping[str, type[Any]], folder: Path = FOLDER, page: Pa
     Returns:
         The file.
     """
+    write_text(page, page_text(choices, folder))
+    return page
+
+
+def page_text(choices: Mapping[str, type[Any]], folder: Path = FOLDER) -> str:
+    """The page by everything kept; arguments as of `write_page`."""
     kept = {name: _read(folder / f"{name}.json") for name in choices if (folder / f"{name}.json").exists()}
     sections = [_HEAD, _summary(kept)]
     sections += [_paper(name, parts, choices[name]) for name, parts in kept.items()]
-    write_text(page, "\n\n".join(sections) + "\n")
-    return page
+    return "\n\n".join(sections) + "\n"
 
 
 def _read(path: Path) -> dict[str, Any]:

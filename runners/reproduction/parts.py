@@ -10,7 +10,7 @@ from serving_gym.calibration.lookup import check_choice
 from serving_gym.runners.reporting.progress import progress_bar, say
 from serving_gym.runners.reproduction.choices import check_sensitivity, make_choices, variations
 from serving_gym.runners.reproduction.claims import Claim, with_spread, with_variation
-from serving_gym.runners.reproduction.config import ReproduceConfig
+from serving_gym.runners.reproduction.config import DEFAULT_SEEDS, ReproduceConfig
 
 # Longest request that the papers' simulated engines take, tokens: replayed traces outgrow the contexts of their models.
 TRACE_MODEL_LEN = 32_768
@@ -27,11 +27,18 @@ class Paper:
         evaluation: Makes its parts from the words of the command and a progress bar, which only parts look at.
         unit: Of the progress bar's steps.
         choices: Dataclass of its choices (see `choices.py`).
+        cut: What `quick=true` leaves out, in words.
+        alone: Parts that share no measurement with others; `paper=all` runs each in a process of its own.
+        seeds: Seeds that `paper=all` takes where none are given, so that all papers end within an hour; None: as many
+            as the paper's own command.
     """
 
     evaluation: Callable[[ReproduceConfig, Any], Evaluation]
     unit: str
     choices: type[Any]
+    cut: str = ""
+    alone: tuple[str, ...] = ()
+    seeds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class Evaluation:
 
 
 def run_parts(
-    config: ReproduceConfig, paper: Paper, quiet: bool = False
+    config: ReproduceConfig, paper: Paper, quiet: bool = False, bar: bool = True
 ) -> Iterator[tuple[str, list[Claim]]]:
     """Name and claims of each part as soon as it has been made; they are also written beside the progress bar.
 
@@ -70,6 +77,7 @@ def run_parts(
         config: Words of the command.
         paper: The paper.
         quiet: Whether claims are not written beside the bar.
+        bar: Whether progress is shown.
 
     Raises:
         ValueError: the words ask for a part or a choice that this paper does not have.
@@ -78,12 +86,13 @@ def run_parts(
     check_sensitivity(paper.choices, config.sensitivity)
     plan = paper.evaluation(config, None)
     names = plan.chosen(config)
-    with progress_bar(plan.num_steps(names), f"reproduce {config.paper}", paper.unit) as bar:
-        parts = paper.evaluation(config, bar).parts
+    steps = progress_bar(plan.num_steps(names), f"reproduce {config.paper}", paper.unit, shown=bar)
+    with steps:
+        parts = paper.evaluation(config, steps).parts
         for name in names:
             claims = parts[name]()
             for claim in claims if not quiet else ():
-                say(bar, f"{name}: {claim.line}")
+                say(steps, f"{name}: {claim.line}")
             yield name, claims
 
 
@@ -110,7 +119,7 @@ def varied(config: ReproduceConfig, paper: Paper, made: Mapping[str, Sequence[Cl
 
 def num_seeds(config: ReproduceConfig) -> int:
     """Seeds whose episodes are pooled."""
-    return 1 if config.quick else config.seeds
+    return 1 if config.quick else config.seeds or DEFAULT_SEEDS
 
 
 def seeds_of(config: ReproduceConfig) -> range:

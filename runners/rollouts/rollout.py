@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.policy import period_of
+from serving_gym.envs.base.env import SteppedEnv
 from serving_gym.envs.interface.metrics import RequestRecords, summarise
 from serving_gym.runners.comparison.references import class_slowdowns, engines_of
 from serving_gym.runners.rollouts.glance import EVERY_S, glance
@@ -121,6 +122,31 @@ def run_episode(
         name: name of the policy in results; None: its own name.
         on_decision: called with each entry of `Episode.decisions` when its step has ended.
     """
+    with _observed_lazily(env, policy):
+        return _run_episode(env, policy, seed, name, on_decision)
+
+
+@contextlib.contextmanager
+def _observed_lazily(env: gym.Env[Any, Any], policy: Policy) -> Iterator[None]:
+    """Leaves observations uncomputed unless they are read, for baselines: most read the state alone."""
+    lazy = isinstance(env, SteppedEnv) and type(policy).__module__.startswith("serving_gym.baselines.")
+    if not lazy:
+        yield
+        return
+    env.observes_lazily = True
+    try:
+        yield
+    finally:
+        env.observes_lazily = False
+
+
+def _run_episode(
+    env: gym.Env[Any, Any],
+    policy: Policy,
+    seed: int,
+    name: str | None,
+    on_decision: Callable[[dict[str, Any]], None] | None,
+) -> Episode:
     called = policy.name if name is None else name
     core: Any = env.unwrapped
     core.ask_every(period_of(policy))

@@ -58,7 +58,7 @@ def _play(program: str, blocks: Sequence[ScoringBlock], decision_s: float) -> di
     name = _class_in(program)
     episodes = []
     for block in blocks:
-        with _limited(decision_s):
+        with limited(decision_s):
             policy = make_outside(name, {})
         if policy.clairvoyant:
             raise ValueError("a program that is scored must not be clairvoyant")
@@ -106,16 +106,25 @@ class _Limited:
         self.period_s = period_of(policy)
 
     def reset(self, spec: Any, seed: int) -> None:
-        with _limited(self._limit_s):
+        with limited(self._limit_s):
             self._policy.reset(spec, seed)
 
     def act(self, observation: Any, state: Any) -> Any:
-        with _limited(self._limit_s):
+        with limited(self._limit_s):
             return self._policy.act(observation, state)
 
 
 @contextlib.contextmanager
-def _limited(limit_s: float) -> Iterator[None]:
+def limited(limit_s: float) -> Iterator[None]:
+    """Ends what runs in it after some time.
+
+    Args:
+        limit_s: The time, seconds; in the main thread alone.
+
+    Raises:
+        DecisionTimeout: It is over.
+    """
+
     def over(_signal: int, _frame: FrameType | None) -> None:
         raise DecisionTimeout
 

@@ -33,6 +33,7 @@ from serving_gym.runners.configuration.typed import field_values
 from serving_gym.runners.reporting.output import write_jsonl
 from serving_gym.runners.reporting.trackers import Tracker
 from serving_gym.runners.rollouts.rollout import Episode, VectorEpisode, run_episode, run_vector_episodes
+from serving_gym.runners.tuning.tuned_file import typed_command
 
 METRICS, PROGRESS = "metrics.jsonl", "progress.json"
 VECTOR_ENVS = ("routing", "sharing")  # environments whose episodes one call of the kernel steps together
@@ -59,6 +60,7 @@ class Training:
         self.settings = [
             Environment.of(config.env["name"], each) for each in config.agent_config.places(arguments)
         ]
+        self.settings += [each.changed(split="validation") for each in config.validation_fleets.values()]
         self.envs: list[Any] = [setting.make() for setting in self.settings]
         self._vector_env = self._make_vector_env()
         self.first_costs: list[float] = []  # of a validation episode in each environment, before training
@@ -266,10 +268,14 @@ class Training:
             "steps": self.budget.steps,
             "minutes": self.budget.elapsed_s / 60.0,
             "seed": config.seed,
+        }
+        results = {
             "validation return": self.last_return,
             "validation episodes": len(self.validation_jobs),
         }
-        write_description(folder, field_values(config), observation, action, figures)
+        write_description(
+            folder, field_values(config), observation, action, figures, results, typed_command("train")
+        )
 
 
 def _digest(actions: Sequence[Sequence[Any]]) -> str:

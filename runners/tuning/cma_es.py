@@ -32,12 +32,12 @@ def search(
     Args:
         score: score of values by name.
         tunables: ranges by name.
-        start: initial values.
+        start: initial values; those out of range begin at its end.
         evaluations: calls to make.
         sigma: initial step size, share of a range.
         seed: of the search.
     """
-    begin = [to_unit(tunables[name], start[name]) for name in tunables]
+    begin = [min(max(to_unit(tunables[name], start[name]), 0.0), 1.0) for name in tunables]
     begin += [0.5] * (
         len(begin) == 1
     )  # CMA-ES wants two dimensions; the second one of a single constant is idle

@@ -24,6 +24,11 @@ def command_line(command: str) -> str:
     return shlex.join(["python", "-m", f"runners.{command}", *search_path(), *kept])
 
 
+def typed_command(command: str) -> str:
+    """`command_line`; "" where no command is running, as in a test or a notebook."""
+    return command_line(command) if HydraConfig.initialized() else ""
+
+
 def tuned_text(head: Sequence[str], name: str, params: Mapping[str, Any]) -> str:
     """Content of a file of `configs/policy`: comments, and the policy with its constants."""
     comments = "".join(f"# {line}\n" for line in head)

@@ -18,7 +18,7 @@ from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.envs.workload.traces import TRACES, find_trace
 from serving_gym.runners import compare
 from serving_gym.runners.benchmark import benchmark, blocks
-from serving_gym.runners.benchmark.benchmark import _composed, load_task, task_names
+from serving_gym.runners.benchmark.benchmark import _composed, known_tasks, load_task, task_names
 from serving_gym.runners.command_line.cli import USER_ERROR
 from serving_gym.runners.comparison.results import disjoint_seeds
 from serving_gym.runners.configuration.policies import CONFIG_DIR, load_policy
@@ -35,16 +35,21 @@ def composing():
         yield
 
 
-@pytest.mark.parametrize("name", full_except(task_names(), "sharing"))
+@pytest.mark.parametrize("name", full_except(known_tasks(), "sharing", "transfer/two_unlike"))
 def test_every_task_composes(name, composing):
     task = load_task(name)
     for policy in task.policies:
         load_policy(policy)
     for words in (*task.strata.values(), *task.shifts.values()):
         config = _composed((*task.words, *words, *task.short))
-        assert name.startswith(config.env["name"])
+        assert name.startswith((config.env["name"], "transfer/"))
         if config.workload.name not in TRACES or find_trace(config.workload.name) is not None:
             config.environment.make()
+
+
+def test_tasks_in_folders_run_only_where_a_benchmark_names_them(composing):
+    transfer = yaml.safe_load((CONFIG_DIR / "benchmark" / "transfer.yaml").read_text())["tasks"]
+    assert set(transfer) == set(known_tasks()) - set(task_names())
 
 
 def test_blocks_of_a_trace_have_no_request_in_common(tmp_path):

@@ -18,10 +18,24 @@ from serving_gym.runners.__main__ import commands
 from serving_gym.runners.configuration.folders import config_groups, config_names
 
 ROOT = Path(__file__).parents[2]
-FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "configs/benchmark/README.md")]
-DOCUMENTS = [*FRONT, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
+FRONT = [
+    ROOT / name
+    for name in ("README.md", "CONTRIBUTING.md", "configs/benchmark/README.md", "leaderboard/README.md")
+]
+DOCUMENTS = [*FRONT, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 MOST_WORDS = {"README.md": 1200, "docs/findings.md": 1500}
-FOLDERS = ("agents", "baselines", "calibration", "configs", "docs", "envs", "examples", "runners", "tests")
+FOLDERS = (
+    "agents",
+    "baselines",
+    "calibration",
+    "configs",
+    "docs",
+    "envs",
+    "examples",
+    "leaderboard",
+    "runners",
+    "tests",
+)
 _RUN = re.compile(
     r"(?:python -m runners\.|(?:(?<=`)|(?<=    )|(?<=run --rm ))serving-gym )([a-z_]+)((?: |$)[^`\n]*)",
     re.MULTILINE,

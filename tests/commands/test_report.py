@@ -14,9 +14,11 @@ import pytest
 
 from serving_gym.runners import compare, evaluate, report, simulate
 from serving_gym.runners.command_line.cli import USER_ERROR
+from serving_gym.runners.html.folder import RunFolder
 from serving_gym.runners.html.gantt import costs_of, gantt, worst_rows
 from serving_gym.runners.html.report import write_report
 from serving_gym.runners.html.series import series_of
+from serving_gym.runners.reporting.figure_style import AGENT_LOOK, looks_of
 
 MOST_BYTES = 1_000_000
 TINY = ["env=routing", "workload.num_requests=60", "seeds=2", "report=true"]
@@ -70,6 +72,9 @@ def test_a_comparison(tmp_path: Path) -> None:
     assert compare.main([*TINY, *words]) == 0
     page = check_page(tmp_path / "report.html")
     assert {"Results", "Paired differences", "Gates", "Over time", "Latencies"} <= set(headings(page))
+    looks = looks_of(["round_robin", "jsq", "random"])
+    assert RunFolder(tmp_path).looks == looks  # the colours of intervals.png and timeline.png
+    assert all(f"stroke: {look.colour}" in page for look in looks.values())
     requests = pd.read_parquet(tmp_path / "requests.parquet")
     assert requests.groupby("policy").size().to_dict() == {"jsq": 60, "random": 60, "round_robin": 60}
     episodes = pd.read_parquet(tmp_path / "episodes.parquet")
@@ -107,6 +112,7 @@ def test_a_training_shows_its_curve(evaluated: Path, tmp_path: Path) -> None:
         "best_heuristic": "jsq",
         "gates": {"ppo": {"versus": "jsq", "holds": False, "ttft_p99_ratio": gate}},
         "roles": {"ppo": "agent", "jsq": "plain"},
+        "learned": ["ppo"],
         "training": {"improved": False, "validation_returns": {"ppo": -3.0, "jsq": -4.0}},
     }
     (tmp_path / "comparison.json").write_text(json.dumps(comparison))
@@ -117,6 +123,7 @@ def test_a_training_shows_its_curve(evaluated: Path, tmp_path: Path) -> None:
     write_report(tmp_path)
     page = check_page(tmp_path / "report.html")
     assert "Learning curve" in headings(page)
+    assert RunFolder(tmp_path).looks["ppo"] == AGENT_LOOK
     for said in (
         "+10.0 % [+5.0, +15.0]",
         "FAILS: 1.2 (limit 1.05)",

@@ -13,13 +13,21 @@ import pytest
 import yaml
 
 import serving_gym
+from serving_gym.baselines.registry import POLICIES
+from serving_gym.calibration.lookup import load_attribute
 from serving_gym.envs.registration import ENVS
 from serving_gym.runners.__main__ import commands
+from serving_gym.runners.documentation import traces
 from serving_gym.runners.documentation.code_blocks import fenced, sides
 from serving_gym.runners.documentation.environments import SECTIONS, environment_pages, manual_of
-from serving_gym.runners.documentation.front_page import section, verdict
+from serving_gym.runners.documentation.families import family_of, family_pages
+from serving_gym.runners.documentation.front_page import section, verdict, winners_table
 from serving_gym.runners.documentation.pages import written_pages
-from serving_gym.runners.documentation.results import COLUMNS, Results, keep, stale
+from serving_gym.runners.documentation.papers import claims_text, paper_pages, with_generated
+from serving_gym.runners.documentation.policy_files import policy_files
+from serving_gym.runners.documentation.reading import reads_of
+from serving_gym.runners.documentation.results import COLUMNS, Results, stale
+from serving_gym.runners.documentation.schema_tables import Schemas
 from serving_gym.runners.documentation.schemas import arguments_of
 from serving_gym.runners.documentation.tree import (
     address,
@@ -29,6 +37,8 @@ from serving_gym.runners.documentation.tree import (
     shown_files,
     with_readmes,
 )
+from serving_gym.runners.documentation.units import unit_of
+from serving_gym.runners.reproduction.config import PAPERS
 from tests.tiers import full_except
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +64,97 @@ def test_pages_of_environments_are_as_their_classes_say() -> None:
     assert set(pages) == {f"docs/{name}.md" for name in OWN}
     old = [path for path, content in pages.items() if (ROOT / path).read_text() != content]
     assert not old, "write them again: python -m runners.documentation"
+
+
+def test_pages_of_papers_are_as_kept_claims_say() -> None:
+    old = [path for path, content in paper_pages() if (ROOT / path).read_text() != content]
+    assert not old, "write them again: python -m runners.documentation"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_steps_of_papers_name_what_there_is(paper: str) -> None:
+    page = (ROOT / f"docs/papers/{paper}.md").read_text().partition("<!-- generated")[0]
+    steps = re.findall(r"`([\w/]+\.py)`((?: `\w+`)*)", page)
+    assert len(steps) > 10
+    for path, names in steps:
+        source = (ROOT / path).read_text()
+        missing = [name for name in re.findall(r"\w+", names) if not re.search(rf"\b{name}\b", source)]
+        assert not missing, path
+
+
+def test_claims_that_are_not_kept_have_their_command(tmp_path: Path) -> None:
+    assert "    python -m runners.reproduce paper=oserve save=true" in claims_text("oserve", tmp_path)
+
+
+def test_claims_stand_beside_the_figures_of_the_paper(tmp_path: Path) -> None:
+    def claim(name: str, ours: float | None, verdict: str, kind: str = "result") -> dict[str, Any]:
+        values = {"paper_value": 1.5, "ours": ours, "ours_low": None, "ours_high": None, "unit": "x"}
+        return {"claim": name, "section": "6", "verdict": verdict, "kind": kind, **values}
+
+    claims = [
+        claim("one", 1.23456, "holds"),
+        claim("two", None, "contradicted"),
+        claim("three", 2.0, "cannot be tested"),
+        claim("four", 2.0, "holds", "input"),
+    ]
+    part = {"command": "python -m runners.reproduce paper=oserve save=true", "claims": claims}
+    (tmp_path / "oserve.json").write_text(json.dumps({"serving": part}))
+    text = claims_text("oserve", tmp_path)
+    assert "| `serving` | 1 | 0 | 1 | 1 |" in text
+    assert "| one | 6 | 1.5 | 1.23 x | holds |" in text
+    assert "| two | 6 | 1.5 | ∞ x | contradicted |" in text
+    assert "three" not in text
+    assert "four" not in text
+
+
+def test_a_page_of_a_paper_needs_its_marks() -> None:
+    with pytest.raises(ValueError, match="one mark each of policies, claims; got"):
+        with_generated("# OServe\n\n<!-- generated: claims -->\n<!-- end -->\n", "oserve")
+
+
+def test_the_page_of_trace_formats_is_as_the_readers_say() -> None:
+    assert (ROOT / traces.PATH).read_text() == traces.traces_page(), (
+        "write it: python -m runners.documentation"
+    )
+
+
+def test_every_trace_format_is_told_by_its_content() -> None:
+    said = {one.title: traces.understood("any.txt", one.content) for one in traces.TRACE_FORMATS}
+    assert len(said) >= 14
+    assert said["Azure 2023"].startswith("Azure (CSV); 2 requests over 4.315 s")
+    assert all("2 requests" in line for line in said.values())
+
+
+def test_a_file_that_is_read_is_no_example_of_a_refused_one() -> None:
+    with pytest.raises(ValueError, match=r"good\.csv is to be refused, and was read"):
+        list(traces.refusals([("good.csv", "arrival_s,input_tokens,output_tokens\n0,5,5\n")]))
+
+
+def test_units_are_those_that_names_carry() -> None:
+    names = (
+        "ttft_s",
+        "seconds",
+        "split_tokens_per_gpu",
+        "refill_tokens_per_s",
+        "crashes_per_hour",
+        "policies",
+    )
+    assert [unit_of(name) for name in names] == ["s", "s", "tokens a GPU", "tokens/s", "1/h", ""]
+
+
+def test_every_config_group_is_explained() -> None:
+    page = (ROOT / "docs/configuration.md").read_text()
+    groups = {path.name for path in (ROOT / "configs").iterdir() if path.is_dir()}
+    assert [name for name in sorted(groups) if f"| `{name}` |" not in page] == []
+
+
+def test_files_of_policies_name_their_policy() -> None:
+    files = {file.name: file for file in policy_files()}
+    assert files["sageserve_lt_u"].policy == "sageserve"
+    assert files["oserve_literal"].purpose.startswith("OServe with each type profiled alone")
+    assert not files["oserve_literal"].is_tuned
+    assert files["preserve_sharegpt"].tuned_on == "sharegpt_poisson"
+    assert files["dynamo_kv_tuned"].tuned_on.startswith("routing_uniform/chat, routing_uniform/code and ")
 
 
 def test_results_are_of_the_present_versions() -> None:
@@ -98,6 +199,16 @@ def test_the_front_page_answers_with_kept_figures(written: dict[str, str]) -> No
     assert result.command in page
     assert result.as_table() in page
     assert verdict(result) in page
+    questions = [
+        "What is it?",
+        "What can I do with it?",
+        "Does it win?",
+        "How do I start?",
+        "Can I trust it?",
+    ]
+    assert re.findall(r"(?m)^## (.+)$", page) == questions
+    assert winners_table() in page
+    assert len(page.split()) < 1200
     assert all(f"](docs/{name}.md)" in page for name in OWN)
 
 
@@ -120,11 +231,32 @@ def test_references_name_every_command_policy_and_environment_argument(written: 
     )
     policies = "\n".join(text for path, text in written.items() if path.startswith("reference/policies/"))
     assert "## `flying_serving`" in policies
-    assert "# Flying Serving\n" in policies
-    assert "REPRODUCTION.md#flying_serving" in policies
+    assert "# Layout policies\n" in policies
+    assert "| `window_s` | `float` | `180.0` | s | 5 to 600, logarithmic |" in policies
+    assert "| [`hpa_rate`](#hpa_rate) |" in policies
+    assert "| each 15 s | `hpa_rate_tuned` |" in policies
+    assert all(f"\n## `{name}`\n" in policies for name in POLICIES)
+    assert "docs/papers/flying_serving.md" in policies
     assert "`saturation_tokens`" in policies
     parts = written["reference/configuration/environments.md"]
-    assert "`ttft_s` | `float` |  | Longest time to the first token, s." in parts
+    assert "`ttft_s` | `float` |  | s | Longest time to the first token, s." in parts
+
+
+def test_what_policies_read_is_what_their_code_names() -> None:
+    def reads(name: str) -> list[str]:
+        return reads_of(load_attribute(POLICIES[name].policy))
+
+    assert reads("static_dp") == ["now_s"]
+    assert {"in_flight", "first_token_s", "predicted_tokens"} <= set(reads("jsq"))
+    assert "hash_ids" not in reads("jsq")
+    assert {"kv_used_blocks", "kv_capacity_blocks"} <= set(reads("least_kv"))
+    assert reads("linear_score") == ["observation"]
+
+
+def test_a_policy_that_is_registered_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "jsq_again", POLICIES["jsq"])
+    assert family_of("jsq_again") == "routing"
+    assert "\n## `jsq_again`\n" in family_pages(Schemas())["policies/routing.md"]
 
 
 def test_modules_are_written_as_one_imports_them(written: dict[str, str]) -> None:
@@ -203,43 +335,6 @@ def test_fields_must_be_described() -> None:
     assert (known.meaning, known.default, known.kind) == ("Of both.", "1", "int")
     assert (other.meaning, other.default, other.kind) == ("Of both.", "null", "float or null")
     assert (new.meaning, new.default) == ("Whether.", "false")
-
-
-def test_only_test_episodes_on_the_simulator_are_kept(tmp_path: Path) -> None:
-    comparison = tmp_path / "comparison.json"
-    comparison.write_text(json.dumps({"env": "routing", "split": "train", "backend": "simulator"}))
-    with pytest.raises(ValueError, match="split=test on the simulator are kept, got split=train"):
-        keep(comparison, tmp_path)
-
-
-def test_a_comparison_is_kept(tmp_path: Path) -> None:
-    figure = {"iqm": -12.3456789, "ci95": [-20.0, -10.0], "mean": -13.0}
-    metrics = dict.fromkeys(COLUMNS, figure)
-    values = {
-        "env": "routing",
-        "split": "test",
-        "backend": "simulator",
-        "workload": "azure",
-        "seeds": 2,
-        "policies": {
-            name: {"metrics": {**metrics, "return": {**figure, "iqm": best}}}
-            for name, best in (("jsq", -1.0), ("random", -5.0), ("seer", -0.5))
-        },
-        "regret": {"clairvoyant_policies": {"jsq": 0.1, "random": 0.9}},
-        "relative_improvement": {"jsq>random": {"iqm": 0.8, "ci95": [0.7, 0.9]}, "jsq>seer": figure},
-    }
-    comparison = tmp_path / "comparison.json"
-    comparison.write_text(json.dumps(values))
-    assert keep(comparison, tmp_path) == tmp_path / "routing.json"
-    kept = Results.of("routing", tmp_path)
-    assert kept.ranked() == ["random", "jsq", "seer"]
-    assert kept.best() == "jsq"
-    assert kept.clairvoyant == ("seer",)
-    assert kept.gain_over("random") == "+80.0 % [70.0, 90.0]"
-    assert (
-        kept.as_table().splitlines()[-1]
-        == "| `seer`, clairvoyant | -0.5 [-20, -10] | -12.3 | -12.3 | -12.3 |"
-    )
 
 
 def test_the_front_page_needs_its_section_of_the_readme() -> None:

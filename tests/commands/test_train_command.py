@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -505,6 +506,18 @@ def test_mistakes_get_one_sentence(words, expected, tmp_path, capsys):
             "workload 'file' leaves workload.path to be given",
         ),
         (["env=routing", "agent=api", "also_clusters=[fleet_h100_x5]"], "did you mean 'fleet_h100_x4'"),
+        (
+            ["agent=api", "also_fleets=any"],
+            "also_fleets is for agent=api in env=routing alone; leave it none",
+        ),
+        (
+            ["env=routing", "agent.teacher=jsq", "agent=bc", "also_fleets=any"],
+            "also_fleets is for agent=api in env=routing alone",
+        ),
+        (
+            ["env=routing", "agent=api", "also_fleets=any", "also_fleets.places=[0,4]"],
+            "also_fleets.places must be two numbers, least and most, got [0, 4]",
+        ),
     ],
 )
 def test_other_clusters_to_train_on_are_fleets_of_a_router(words, said, capsys):
@@ -561,3 +574,35 @@ def test_more_requests_come_to_a_larger_fleet() -> None:
     assert larger["workload"].num_requests == 4 * config.workload.num_requests
     rates = [[part["rate_rps"] for part in each["workload"].params["parts"]] for each in (as_large, larger)]
     assert rates[1] == [4.0 * rate for rate in rates[0]]
+
+
+def test_a_router_is_trained_and_validated_on_random_fleets(tmp_path) -> None:
+    few = [
+        "also_fleets=any",
+        "also_fleets.number=2",
+        "also_fleets.validation=1",
+        "also_fleets.sessions_share=0",
+    ]
+    small = ["workload.num_requests=40", "num_envs=2", "agent.iterations=1", "agent.sample_every=1"]
+    ends = ["agent.hidden=4", "total_steps=4000", "validations=1", "validation_seeds=2", "baselines=[jsq]"]
+    words = ["env=routing", "agent=api", *few, *small, *ends, "seeds=1", "launcher.workers=1"]
+    assert train.main([*words, f"out={tmp_path}"]) == 0
+    first = next(row for row in rows_of(tmp_path) if row["kind"] == "validation")
+    assert first["return"] == pytest.approx(-1.0)  # in shares of what the start has on each validation fleet
+    config = yaml.safe_load((tmp_path / "checkpoint" / "config.yaml").read_text())
+    assert (config["also_fleets"]["number"], config["also_fleets"]["validation"]) == (2, 1)
+
+
+def test_random_fleets_differ_and_stay_with_the_seed() -> None:
+    words = [
+        "env=routing",
+        "agent=api",
+        "also_fleets=any",
+        "also_fleets.number=4",
+        "also_fleets.validation=2",
+    ]
+    config, again = (composed("train", TrainConfig, words) for _ in range(2))
+    settings = [each.settings for each in (*config.others.values(), *config.validation_fleets.values())]
+    assert [each.settings for each in again.others.values()] == settings[:4]
+    assert all(one.cluster != other.cluster for one, other in itertools.combinations(settings, 2))
+    assert {each.slos == config.environment.settings.slos for each in settings} == {True}

@@ -47,6 +47,11 @@ def test_policies_with_constants_are_tuned_and_saved(folder: Path, capsys: pytes
     assert not (folder / "out" / "jsq.json").exists()  # declares none
     assert not (folder / "out" / "linear_score_tuned.json").exists()  # is a result of tuning
 
+    assert tune_task.main([*words[2:], "evaluations=1", "seeds=1", f"out={folder / 'again'}"]) == 0
+    again = json.loads((folder / "again" / "loadaware.json").read_text())
+    assert again["candidates"] == 3  # what the file has is one
+    assert again["tuned"] >= found["tuned"]
+
     (folder / "out" / "loadaware.json").write_text(json.dumps({**found, "tuned": 0.25}))
     capsys.readouterr()
     assert tune_task.main(words) == 0  # nothing is left to do

@@ -7,6 +7,8 @@ import pytest
 from serving_gym.baselines.policy import period_of
 from serving_gym.baselines.registry import make_policy
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import make_env
+from tests.environments.deployment.samples import BASE
 
 SHORT = {"episode_s": 1800.0, "history_s": 86_400.0, "decision_interval_s": 300.0}
 
@@ -46,7 +48,36 @@ def test_the_period_does_not_change_what_is_counted(env):
     assert seldom.spec.decision_interval_s == seldom.spec.setting.decision_interval_s == 300.0
 
 
-@pytest.mark.parametrize("name", ["Routing", "Sharing", "Deployment"])
+@pytest.mark.parametrize("period_s", [0.7, 7.0, 20.0, 50.0])
+def test_the_period_does_not_change_what_deployment_counts(period_s):
+    env = make_env("deployment", **{**BASE, "profiling": "closed_form"})
+    usual, own = make_policy("stay"), make_policy("stay")
+    own.period_s = period_s
+    usually = run_episode(env, usual, 1)
+    often = run_episode(env, own, 1)
+    steps = np.diff(times(often))
+    assert np.allclose(steps, period_s)
+    assert np.allclose(np.diff(times(usually)), BASE["span_s"])
+
+    def total(episode, term):
+        return sum(decision["reward_terms"][term] for decision in episode.decisions)
+
+    for term in ("p99", "throughput", "switch"):
+        assert total(often, term) == pytest.approx(total(usually, term), rel=1e-9)
+    assert total(usually, "p99") < 0
+
+
+def test_a_fork_within_a_span_has_the_same_percentile():
+    env = make_env("deployment", **{**BASE, "profiling": "closed_form"})
+    env.reset(seed=1)
+    env.ask_every(0.4 * BASE["span_s"])
+    for _ in range(4):
+        env.step(None)
+    copy = env.fork()
+    assert [env.step(None)[1] for _ in range(4)] == [copy.step(None)[1] for _ in range(4)]
+
+
+@pytest.mark.parametrize("name", ["Routing", "Sharing"])
 def test_without_a_clock_a_period_is_refused(name):
     core = gymnasium.make(f"Serving/{name}-v1").unwrapped
     core.ask_every(None)

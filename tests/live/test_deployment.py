@@ -345,13 +345,28 @@ def test_the_spaces_terms_and_files_of_simulation(make_live, policy):
     assert not any(decision["overrides"] or decision["refused"] for decision in episodes[1].decisions)
 
 
+def test_a_policy_is_asked_at_its_own_period(make_live):
+    """Several times within a span, which the end of the episode cuts short: its percentile is charged once, then."""
+    env = make_live(workload=stream_of(60, gap_s=0.05), span_s=60.0)
+    policy = make_policy("stay")
+    policy.period_s = 0.2
+    episode = run_episode(env, policy, 0)
+    steps = np.diff([decision["now_s"] for decision in episode.decisions])
+    assert len(steps) >= 1  # a span is longer than the episode
+    assert (steps >= 0.19).all()
+    charged = [decision["reward_terms"]["p99"] for decision in episode.decisions]
+    assert np.flatnonzero(charged).tolist() == [len(charged) - 1]
+    assert (episode.records.outcome == FINISHED).all()
+
+
 def test_a_planner_of_divisions_is_told_why_it_has_none(make_live):
     """Dynamo proposes prefill and decode workers span by span; the first deployment goes on serving."""
     spec = DeploymentSpec(
         model="llama-3.1-8b", num_machines=1, gpus_per_machine=2, max_pp=1, disaggregation=True
     )
     env = make_live(spec=spec, workload=stream_of(30, gap_s=0.05))
-    episode = run_episode(env, make_policy("dynamo"), 0)
+    episode = run_episode(env, make_policy("dynamo", period_s=None), 0)
+    assert len(episode.decisions) > 1
     assert all("from end to end" in decision["refused"] for decision in episode.decisions)
     assert episode.metrics["commands_refused"] == len(episode.decisions)
     assert (episode.records.outcome == FINISHED).all()

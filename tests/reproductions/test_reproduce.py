@@ -26,7 +26,7 @@ from serving_gym.runners.reproduction.trials import compose_setting, in_burst, i
 
 KEYS = [
     "paper", "claim", "section", "paper_value", "ours", "ours_low", "ours_high", "unit", "kind", "ratio", "holds",
-    "verdict", "note", "sensitivity",
+    "verdict", "note", "sensitivity", "cut",
 ]  # fmt: skip
 
 
@@ -276,6 +276,6 @@ def test_which_parts_are_made(words, chosen, steps):
 @pytest.mark.parametrize("paper", PAPERS)
 def test_the_documentation_lists_a_paper_s_parts(paper: str):
     text = (Path(reproduce.__file__).parent / "reproduction" / "README.md").read_text()
-    evaluate = reproduce._PAPERS[paper].evaluation
+    evaluate = reproduce.PAPERS[paper].evaluation
     parts = evaluate(ReproduceConfig(out="unused", paper=paper), None).parts
     assert f"| `{paper}` | {', '.join(f'`{name}`' for name in parts)} |" in text

@@ -7,6 +7,7 @@ import pytest
 
 from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.preserve import scaling as preserve
+from serving_gym.runners.reproduction.sageserve import peaks
 from serving_gym.runners.reproduction.sageserve import scaling as sageserve
 from serving_gym.runners.reproduction.sageserve.scaling_study import (
     CHIRON,
@@ -74,8 +75,38 @@ def test_the_load_is_the_largest_that_the_paper_s_hours_cover():
     assert instance_hours(1e9 * peaks / 7000) == 24 * MOST
 
 
-def test_claims_say_what_was_saved():
+def test_errors_of_forecasts_at_the_peaks_of_hours():
+    """Two hours of windows 4, 8, 6, 2 and 5, 5, 10, 1: the last values are 4 and 2, the oracle says 9."""
+    before, came = np.full(60, 4.0), np.array([4.0, 8, 6, 2, 5, 5, 10, 1])
+    last = peaks.peaks_of("last_value", before, came, np.zeros(8))
+    assert last.forecast.tolist() == [4.0, 2.0]
+    assert last.came.tolist() == [8.0, 10.0]
+    assert (last.error, last.too_low) == (pytest.approx((0.5 + 0.8) / 2), 1.0)
+    oracle = peaks.peaks_of("oracle", before, came, np.full(8, 9.0))
+    assert (oracle.error, oracle.too_low) == (pytest.approx((0.125 + 0.1) / 2), 0.5)
+
+
+def test_windows_are_those_of_the_requests_that_come():
+    study, setting = ScalingStudy(config(requests=2000), None), Setting(span_h=(33.0, 2.5))
+    study._capacity_tps["llama-2-70b", "H100", "splitwise", 1.0] = 50.0
+    stream = study.stream(setting, 0, 7 * 86_400.0)
+    before, came, expected = peaks.windows_of(stream)
+    assert (len(before), len(came), len(expected)) == (672, 8, 8)
+    rows = [stream.piece(number) for number in range(stream.num_pieces)]
+    tokens = sum(
+        int(piece.input_tokens[(piece.class_id < 2) & (piece.arrival_s < 7200.0)].sum()) for piece in rows
+    )
+    assert came.sum() == tokens > 0
+    assert came.sum() == pytest.approx(expected.sum(), rel=0.2)
+    claims = peaks.peak_forecasts(study, setting)
+    assert len(claims) == 2 * len(peaks.FORECASTERS)
+    assert all(np.isfinite(claim.ours) for claim in claims)
+    assert peaks.peak_forecasts(study, Setting(span_h=(33.0, 0.5))) == []
+
+
+def test_claims_say_what_was_saved(monkeypatch):
     """Half of the hours, a fifth of the start-up time."""
+    monkeypatch.setattr(sageserve, "peak_forecasts", lambda study, setting: [])
     hours = {REACTIVE: (100.0, 1.0), LT_UA: (50.0, 0.2), CHIRON: (300.0, 1.0)}
     study = ScalingStudy(config(quick=True), None)
     for policy in sageserve.HOURS:

@@ -51,7 +51,8 @@ class LiveDeploymentEpisode(DeploymentEpisode):
         """Begins the episode of a seed; the clock waits for the first decision."""
         workload, types = self._begin(seed, split)
         self.fleet.reset(workload, self.slos, types, self.typing.num_types)
-        self._since_switch_s, self.overridden, self.executed = 0.0, [], None
+        self._since_switch_s = self._p99_read_s = 0.0
+        self.overridden, self.executed = [], None
         self._look()
         receipt = self.fleet.deploy(*self._spelled_out(self._first()))
         if not receipt.accepted:
@@ -101,8 +102,13 @@ class LiveDeploymentEpisode(DeploymentEpisode):
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def step(self, action: Action) -> Outcome:
-        """Carries out a decision and waits for the end of the span."""
+    def step(self, action: Action, interval_s: float | None = None) -> Outcome:
+        """Carries out a decision and waits for the next one.
+
+        Args:
+            action: A candidate, a command, `NoDecision`, or None.
+            interval_s: Time to the next decision; None: to the end of the span.
+        """
         fleet = self.fleet
         self.overridden = self._late(action)
         self.executed, switched, refused = None, 0, ""
@@ -111,8 +117,8 @@ class LiveDeploymentEpisode(DeploymentEpisode):
         if not fleet.begun:
             fleet.open()
         before_s, deadline_s = fleet.now_s, self.deadline_ps / PS_PER_S
-        until_s = min((self._num_seen + 1) * self.config.span_s, deadline_s)
-        fleet.advance(until_s, lambda: fleet.idle)
+        next_s = (self._num_seen + 1) * self.config.span_s if interval_s is None else before_s + interval_s
+        self._wait(min(next_s, deadline_s), deadline_s)
         terminated = fleet.idle
         truncated = not terminated and fleet.now_s >= deadline_s
         self.done = terminated or truncated
@@ -125,6 +131,20 @@ class LiveDeploymentEpisode(DeploymentEpisode):
         reward = self._reward(interval)
         self._deadline.shown()
         return Outcome(reward, terms, self.span.dt_s, terminated, truncated, refused)
+
+    def _wait(self, until_s: float, deadline_s: float) -> None:
+        """Waits for a decision or the end of the episode, and takes the 99th percentile of each span that ends."""
+        fleet, self._p99_charged_s = self.fleet, 0.0
+        while True:
+            end_s = (int(self._p99_read_s // self.config.span_s) + 1) * self.config.span_s
+            fleet.advance(min(end_s, until_s), lambda: fleet.idle)
+            over = fleet.idle or fleet.now_s >= deadline_s
+            if over or fleet.now_s >= end_s:
+                self._last_p99_s = fleet.p99_s(self._p99_read_s)
+                self._p99_charged_s += self._last_p99_s
+                self._p99_read_s = fleet.now_s
+            if over or fleet.now_s >= until_s:
+                return
 
     def _late(self, action: Action) -> list[ControlOverride]:
         """Why a decision does not count; the first one, for which the clock waits, is never late."""
@@ -154,12 +174,12 @@ class LiveDeploymentEpisode(DeploymentEpisode):
         return command.deployment, np.asarray(shares, np.float64), command.switch
 
     def _measure_live(self, before_s: float, totals: FloatArray) -> None:
-        """Works out what the span brought."""
+        """Works out what the time since the last decision brought."""
         busy_s = self.fleet.shown()["busy_s"]
         self.span = SpanFigures(
             self.fleet.now_s - before_s,
             totals - self._totals,
-            self.fleet.p99_s(before_s),
+            self._last_p99_s,
             np.maximum(busy_s - self._busy_s, 0.0),
             self.fleet.now_s - self._since_switch_s,
         )

@@ -30,6 +30,7 @@ class OServeChoices:
         context: "model": requests that exceed the model's context are left out; "extended": all are served.
         static_layout: How vLLM (static) gets its layout: by "measured" P99 of candidates, or predicted "capacity".
         static_candidates: Layouts of most capacity whose P99 is measured.
+        dynamo_period_s: Time between two decisions of Dynamo's planner, seconds.
         minutes: Length of a trace of one mix; longer traces have half as much more.
     """
 
@@ -99,4 +100,11 @@ class OServeChoices:
         why='Section 6.1: "we optimize the model deployment for each baseline and report the best results".',
     )
     static_candidates: int = choice(4, 2, parts=SERVED, why="How many layouts the authors tried is not said.")
+    dynamo_period_s: float = choice(
+        60.0,
+        180.0,
+        parts=("appendices",),
+        why="Dynamo's planner decides every 180 s by default; here as often as OServe, as each baseline is given its "
+        "best.",
+    )
     minutes: float = choice(10.0, parts=SERVED, why="Lengths of the traces of Tables 1 and 2 are not given.")

@@ -227,6 +227,8 @@ def figures(config: ReproduceConfig, system: System, trace: Trace, contender: st
         params = {**reading, "assignment": study.choices.assignment, **params}
     if name in ("oserve", "vllm_reload"):
         params = {**params, "min_gain": study.choices.min_gain}
+    if name == "dynamo":
+        params = {**params, "period_s": study.choices.dynamo_period_s}
     return _figures(study, system, trace, name, tuple(sorted(params.items())))
 
 

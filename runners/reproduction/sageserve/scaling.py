@@ -10,6 +10,7 @@ from serving_gym.runners.reproduction.claims import Claim, above, at_least, at_m
 from serving_gym.runners.reproduction.config import ReproduceConfig
 from serving_gym.runners.reproduction.measures import over, percentile
 from serving_gym.runners.reproduction.parts import num_seeds
+from serving_gym.runners.reproduction.sageserve.peaks import peak_forecasts
 from serving_gym.runners.reproduction.sageserve.scaling_study import (
     CHIRON,
     LT_I,
@@ -101,6 +102,7 @@ def peak_day(study: ScalingStudy) -> list[Claim]:
         for policy, hours in HOURS.items()
     ]
     found += _side_by_side(study, PEAK_DAY, HOURS)
+    found += peak_forecasts(study, PEAK_DAY)
     beyond = "Measured: " + _note(study, PEAK_DAY, *HOURS)
     for policy in _STRATEGIES:
         paper = 1 - HOURS[policy] / HOURS[REACTIVE]

@@ -46,6 +46,7 @@ from serving_gym.envs.interface.scaling import QueueSpec
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.envs.workload.seeding import seed_sequence
+from serving_gym.envs.workload.streams import RequestStream
 from serving_gym.envs.workload.tiers import IW_F, IW_N, NIW, TIERS
 from serving_gym.envs.workload.week import WeekTraffic
 from serving_gym.runners.reporting.progress import say
@@ -188,7 +189,7 @@ class ScalingStudy(PaperStudy):
         """Registered name and parameters of a policy of the paper."""
         made = self.choices
         if name == CHIRON:
-            return "chiron", {}
+            return "chiron", {"period_s": made.decision_s}
         if name in (REACTIVE, SILOED):
             siloed = name == SILOED
             return "sageserve_reactive", {"siloed": siloed, "period_s": made.decision_s, **made.ratios}
@@ -236,6 +237,24 @@ class ScalingStudy(PaperStudy):
             too_many = instance_hours(middle * peaks) > setting.hours / REGIONS
             low, high = (low, middle) if too_many else (middle, high)
         return setting.load_ratio * float(np.sqrt(low * high))
+
+    def load(self, setting: Setting, seed: int) -> float:
+        """Requests a week of a seed."""
+        load = self.requests_per_week(setting, self.capacity_tps(setting))
+        return load / self.noise_ratio(setting, seed) if self.choices.load == "realised" else load
+
+    def stream(self, setting: Setting, seed: int, past_s: float) -> RequestStream:
+        """The requests of a seed with so much of their past, seconds; those that every policy is run on."""
+        load = self.load(setting, seed)
+        source = WorkloadSource(self._workload(setting, load))
+        return source.stream(seed, self.config.split, past_s, 3600 * self.length_h(setting, load))
+
+    def length_h(self, setting: Setting, requests_per_week: float) -> float:
+        """Length of what is served, hours."""
+        _, length_h = setting.span_h or self.span_h
+        if self.config.requests is None:
+            return length_h
+        return min(length_h, max(_LEAST_H, 168 * self.config.requests / requests_per_week))  # as a mean
 
     def noise_ratio(self, setting: Setting, seed: int) -> float:
         """Interactive prompt tokens of a seed's span over those of the span without noise."""
@@ -295,9 +314,7 @@ class ScalingStudy(PaperStudy):
 
     def _env(self, setting: Setting, requests_per_week: float) -> AutoscalingEnv:
         count = MOST if setting.hold else MOST // 2
-        _, length_h = setting.span_h or self.span_h
-        if self.config.requests is not None:  # an episode of so many requests, as a mean
-            length_h = min(length_h, max(_LEAST_H, 168 * self.config.requests / requests_per_week))
+        length_h = self.length_h(setting, requests_per_week)
         return AutoscalingEnv(
             cluster=FleetConfig(
                 groups=(GroupSpec(self._replica(setting), count, MOST, REGION),), order="priority"
@@ -318,10 +335,7 @@ class ScalingStudy(PaperStudy):
         from serving_gym.runners.rollouts.rollout import run_episode
 
         theta_tps = self.capacity_tps(setting)
-        load = self.requests_per_week(setting, theta_tps)
-        if self.choices.load == "realised":
-            load /= self.noise_ratio(setting, seed)
-        env = self._env(setting, load)
+        env = self._env(setting, self.load(setting, seed))
         name, params = self.policy(policy)
         episode = run_episode(env, make_policy(name, **params), seed, policy)
         closing = env.core.closing

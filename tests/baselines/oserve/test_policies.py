@@ -274,13 +274,13 @@ def test_wide_decode_workers_are_taken_and_kept_by_what_they_serve():
 def test_without_wide_workers_it_is_the_planner():
     cluster = dataclasses.replace(SMALL, disaggregation=True)
     env = make_env("deployment", **BASE | {"cluster": cluster})
-    wide = {"prefill": [1, 1], "decode": [2, 1]}
+    wide, asked = {"prefill": [1, 1], "decode": [2, 1]}, {"period_s": None}
     returns = [
         run_episode(env, make_policy(name, **params), seed=1).metrics["return"]
         for name, params in (
-            ("dynamo", {}),
+            ("dynamo", asked),
             ("dynamo_two_widths", wide | {"enter": 1e9}),
-            ("dynamo", wide),
+            ("dynamo", wide | asked),
             ("dynamo_two_widths", wide | {"enter": 1e-9}),
         )
     ]
@@ -357,3 +357,19 @@ def test_mistakes_are_named(name, params, words):
 def test_another_decision_is_refused():
     with pytest.raises(ValueError, match="cut into replicas"):
         make_policy("oserve").reset(dataclasses.replace(spec(), setting=None), 0)
+
+
+def test_dynamo_plans_for_the_mean_of_the_time_between_its_decisions():
+    """Asked every third span it sees the three spans since its last decision, asked each span the environment's one."""
+    P, D = K(1, 1, "prefill"), K(1, 1, "decode")
+    table = CapacityTable((K(1), P, D), np.array([[10.0, 1.0], [30.0, 30.0], [10.0, 10.0]]))
+    setting = spec(table=table)
+    seldom, often = make_policy("dynamo"), make_policy("dynamo")
+    assert seldom.period_s == 180.0
+    seldom.reset(setting.asked_every(180.0), 0)
+    often.reset(setting.asked_every(60.0), 0)
+    seen = dataclasses.replace(
+        state([10, 10], ONES), history=np.array([[9.0, 9.0], [1.0, 2.0], [3.0, 4.0], [5.0, 9.0]])
+    )
+    assert seldom.demand(seen).tolist() == [3.0, 5.0]
+    assert often.demand(seen).tolist() == [10.0, 10.0]

@@ -35,6 +35,25 @@ def test_a_kind_that_does_not_fit_the_memory_has_no_capacity(table):
         profile_capacities(ENGINE, [K(1)], [lengths(200, 50)])
 
 
+def test_a_promised_time_between_tokens_bounds_what_runs_at_once():
+    """A pipeline of two stages has half the iterations of a replica of twice the width, and gives up more for it."""
+    answers = lengths(200, 400)
+    left = {}
+    for kind in (K(4), K(2, 2)):
+        replica = replica_spec(kind, ENGINE)
+        saturated = measured_rps(replica, answers, SaturationRuns(precision=0.1))
+        assert measured_rps(replica, answers, SaturationRuns({}, 0.1, tpot_s=60.0)) == saturated
+        kept = measured_rps(replica, answers, SaturationRuns({}, 0.1, tpot_s=0.03))
+        assert 0 < kept < saturated
+        left[kind] = kept / saturated
+        assert measured_rps(replica, answers, SaturationRuns({}, 0.1, tpot_s=1e-4)) == 0
+    assert left[K(2, 2)] < left[K(4)]
+    with pytest.raises(ValueError, match=r"has a token every 0\.0001 s"):
+        profile_capacities(ENGINE, [K(4)], [answers], tpot_s=1e-4)
+    with pytest.raises(ValueError, match="tpot_s needs runs"):
+        profile_capacities(ENGINE, [K(4)], [answers], method="closed_form", tpot_s=0.1)
+
+
 def test_a_type_that_the_kv_pool_does_not_hold_has_no_capacity():
     small = replace(replica_spec(K(2), ENGINE), kv_blocks=20)
     for rate in (measured_rps, closed_form_rps):

@@ -1,0 +1,1 @@
+"""Environments and policies in the form that other libraries of reinforcement learning take."""

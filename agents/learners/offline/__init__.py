@@ -1,0 +1,1 @@
+"""Offline learning: from datasets of episodes alone, without an environment to act in."""

@@ -1,0 +1,1 @@
+"""Learning curves over several trainings of an agent."""

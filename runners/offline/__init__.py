@@ -1,0 +1,1 @@
+"""Datasets of episodes for offline learning, in Minari's format."""

@@ -1,0 +1,1 @@
+"""Pareto fronts of policies at several settings, over two metrics."""
