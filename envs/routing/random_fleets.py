@@ -60,6 +60,9 @@ class RandomFleets:
         sessions: Workloads of sessions, likewise.
         sessions_share: Share of fleets that cache prefixes and serve one of `sessions` among their traffic.
         parts: Kinds of traffic of a fleet; an episode has one of them.
+        slots: Fewest and most requests that an engine runs at once, of fleets in which each kind has a limit of its
+            own (log-uniform); elsewhere it is that of a replica.
+        slots_share: Share of such fleets.
         gauge_age_s: Most time between two readings of gauges, seconds (log-uniform).
         gauge_age_share: Share of fleets whose gauges are not read at every decision.
     """
@@ -74,18 +77,24 @@ class RandomFleets:
     sessions: dict[str, Any] = field(default_factory=dict)
     sessions_share: float = 0.0
     parts: int = 3
+    slots: tuple[int, ...] = (2, 128)
+    slots_share: float = 0.0
     gauge_age_s: float = 10.0
     gauge_age_share: float = 0.5
 
     def __post_init__(self) -> None:
         check_at_least(self, 0, "number", "validation", prefix="also_fleets.")
         check_at_least(self, 1, "kinds", "parts", prefix="also_fleets.")
-        check_within(self, "[0, 1]", "sessions_share", "gauge_age_share", prefix="also_fleets.")
+        check_within(
+            self, "[0, 1]", "sessions_share", "slots_share", "gauge_age_share", prefix="also_fleets."
+        )
         check_within(self, "[0.1, 60]", "gauge_age_s", prefix="also_fleets.")
-        if len(self.places) != 2 or not 1 <= self.places[0] <= self.places[1]:
-            raise ValueError(
-                f"also_fleets.places must be two numbers, least and most, got {list(self.places)}"
-            )
+        for name in ("places", "slots"):
+            bounds = getattr(self, name)
+            if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1]:
+                raise ValueError(
+                    f"also_fleets.{name} must be two numbers, least and most, got {list(bounds)}"
+                )
         if not self.number:
             if self.validation:
                 raise ValueError("also_fleets.validation needs fleets to train on: set also_fleets.number")
@@ -136,6 +145,7 @@ class RandomFleets:
         """
         rng = np.random.default_rng(np.random.SeedSequence([seed, _STREAMS[stream], number]))
         replicas, counts = self._engines(rng)
+        replicas = self._limited(rng.spawn(1)[0], replicas)
         engine = self.engines[0] if rng.random() < 0.5 else str(rng.choice(list(self.engines)))
         with_sessions = bool(rng.random() < self.sessions_share)
         groups = tuple(GroupSpec(replica, count) for replica, count in zip(replicas, counts, strict=True))
@@ -162,6 +172,12 @@ class RandomFleets:
         cuts = np.sort(rng.permutation(np.arange(1, total))[: number - 1])
         counts = np.diff([0, *cuts, total]).tolist()
         return [ReplicaSpec(model, kinds[i][0], tp_size=kinds[i][1]) for i in chosen], counts
+
+    def _limited(self, rng: np.random.Generator, replicas: list[ReplicaSpec]) -> list[ReplicaSpec]:
+        """The kinds with limits of their own on what runs at once, on some of the fleets."""
+        if rng.random() >= self.slots_share:
+            return replicas
+        return [replace(each, max_num_seqs=round(_log_uniform(rng, *self.slots))) for each in replicas]
 
     def _workload(self, rng: np.random.Generator, cluster: FleetConfig, with_sessions: bool) -> WorkloadSpec:
         """A mixture of traffic at rates that the fleet can serve."""

@@ -53,6 +53,19 @@ def test_fleets_are_of_the_family_and_keep_what_is_not_drawn() -> None:
     assert not any(one.cluster.prefix_caching for one in drawn)
 
 
+def test_engines_run_fewer_requests_at_once_where_that_is_asked_for() -> None:
+    limited = [replace(FAMILY, slots=(2, 8), slots_share=1.0).draw(BASE, 1, i) for i in range(6)]
+    slots = [group.replica.max_num_seqs for one in limited for group in one.cluster.groups]
+    assert set(slots) <= set(range(2, 9))
+    assert len(set(slots)) > 2
+    usual = [FAMILY.draw(BASE, 1, i) for i in range(6)]
+    kinds = [[(g.replica.gpu, g.replica.tp_size, g.count) for g in one.cluster.groups] for one in usual]
+    same = [[(g.replica.gpu, g.replica.tp_size, g.count) for g in one.cluster.groups] for one in limited]
+    assert kinds == same  # the limits are drawn by themselves
+    few, many = limited[0].workload.params["parts"][0], usual[0].workload.params["parts"][0]
+    assert few["rate_rps"] < many["rate_rps"]
+
+
 def test_rates_are_shares_of_what_the_fleet_finishes() -> None:
     for i in range(4):
         one = FAMILY.draw(BASE, 2, i)
@@ -93,6 +106,7 @@ def test_an_engine_that_cannot_hold_the_model_finishes_nothing() -> None:
         ({"number": -1}, "also_fleets.number"),
         ({"number": 0}, "also_fleets.validation needs fleets to train on"),
         ({"places": (4, 2)}, "also_fleets.places must be two numbers, least and most, got [4, 2]"),
+        ({"slots": (0, 2)}, "also_fleets.slots must be two numbers, least and most, got [0, 2]"),
         ({"models": {}}, "also_fleets.models must not be empty"),
         ({"models": {"llama-3.1-9b": ["H100/1"]}}, "llama-3.1-8b"),
         ({"models": {"llama-3.1-8b": ["H100"]}}, "as GPU/TP, like H100/2, got 'H100'"),
