@@ -11,7 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from serving_gym.agents.environments.adapter import Observation, adapter_of
-from serving_gym.agents.environments.spaces import entries, plain_action
+from serving_gym.agents.environments.spaces import ActionSpace, entries, highest, plain_action
 from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.envs.registration import env_id, env_names
 
@@ -107,3 +107,25 @@ class MaskedPolicy:
             mask = np.ones(sum(entries(self._action_space)), np.bool_)
         flat: Any = spaces.flatten(self._observation_space, observation)
         return plain_action(np.asarray(self._choose(flat, mask), np.int64))
+
+
+def action_of(
+    logits: NDArray[np.float32],
+    mask: NDArray[np.bool_],
+    action: ActionSpace,
+    rng: np.random.Generator | None = None,
+) -> NDArray[np.int64]:
+    """An action by the logits of its entries.
+
+    Args:
+        logits: (entries,).
+        mask: (entries,), which are possible.
+        action: The action space.
+        rng: Draws from the distribution of the logits; None: the likeliest entry of each lever.
+    """
+    if rng is not None:
+        logits = logits + rng.gumbel(size=logits.shape).astype(
+            np.float32
+        )  # the highest is then a draw from the softmax
+    chosen: NDArray[np.int64] = highest(logits[None], mask[None], action)[0]
+    return chosen

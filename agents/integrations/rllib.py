@@ -22,12 +22,13 @@ from ray.rllib.core.rl_module.rl_module import RLModule, RLModuleSpec
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from torch import nn
 
-from serving_gym.agents.environments.spaces import entries, highest
+from serving_gym.agents.environments.spaces import entries
 from serving_gym.agents.integrations.masked import (
     ACTION_MASK,
     OBSERVATIONS,
     MaskedObservation,
     MaskedPolicy,
+    action_of,
 )
 from serving_gym.envs.registration import env_id
 
@@ -94,15 +95,17 @@ def ppo_config(env: str, hidden: int = 64, **words: Any) -> PPOConfig:
     )
 
 
-def rllib_policy(name: str, env: Any, module: RLModule) -> MaskedPolicy:
-    """What was trained, as a policy that takes the most likely action.
+def rllib_policy(name: str, env: Any, module: RLModule, draw_seed: int | None = None) -> MaskedPolicy:
+    """What was trained, as a policy.
 
     Args:
         name: What it is called in results.
         env: The environment that it was trained on.
         module: `algorithm.get_module()`, or `RLModule.from_checkpoint(...)`.
+        draw_seed: Seed of actions that are drawn as in training; None: the most likely action.
     """
     action: Any = env.action_space
+    rng = None if draw_seed is None else np.random.default_rng(draw_seed)
 
     def choose(observation: NDArray[np.float32], mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         seen = {
@@ -111,7 +114,7 @@ def rllib_policy(name: str, env: Any, module: RLModule) -> MaskedPolicy:
         }
         with torch.no_grad():
             logits = module.forward_inference({Columns.OBS: seen})[Columns.ACTION_DIST_INPUTS]
-        return highest(logits.numpy(), None, action)[0]
+        return action_of(logits[0].numpy(), mask, action, rng)
 
     return MaskedPolicy(name, env, choose)
 

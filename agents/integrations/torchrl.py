@@ -16,11 +16,16 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.distributions import Distribution, constraints
 from torchrl.envs import ActionMask, Compose, DTypeCastTransform, GymWrapper, InitTracker, TransformedEnv
-from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import MaskedCategorical, ProbabilisticActor
 
 from serving_gym.agents.environments.spaces import ActionSpace, entries
-from serving_gym.agents.integrations.masked import ACTION_MASK, OBSERVATIONS, MaskedPolicy, make_masked
+from serving_gym.agents.integrations.masked import (
+    ACTION_MASK,
+    OBSERVATIONS,
+    MaskedPolicy,
+    action_of,
+    make_masked,
+)
 
 _LOGITS = "logits"
 
@@ -37,7 +42,8 @@ class MaskedLevers(Distribution):
     arg_constraints: dict[str, constraints.Constraint] = {}
 
     def __init__(self, logits: torch.Tensor, mask: torch.Tensor, sizes: tuple[int, ...]) -> None:
-        parts = zip(logits.split(sizes, -1), mask.bool().split(sizes, -1), strict=True)
+        widths = list(sizes)
+        parts = zip(torch.split(logits, widths, -1), torch.split(mask.bool(), widths, -1), strict=True)
         self._levers = [MaskedCategorical(logits=scores, mask=possible) for scores, possible in parts]
         super().__init__(logits.shape[:-1], torch.Size([len(sizes)]), validate_args=False)
 
@@ -95,20 +101,24 @@ def masked_actor(env: TransformedEnv, network: nn.Module) -> ProbabilisticActor:
     )
 
 
-def torchrl_policy(name: str, env: TransformedEnv, actor: ProbabilisticActor) -> MaskedPolicy:
-    """What was trained, as a policy that takes the most likely action.
+def torchrl_policy(
+    name: str, env: TransformedEnv, actor: ProbabilisticActor, draw_seed: int | None = None
+) -> MaskedPolicy:
+    """What was trained, as a policy.
 
     Args:
         name: What it is called in results.
         env: Of `torchrl_env`.
         actor: Of `masked_actor`.
+        draw_seed: Seed of actions that are drawn as in training; None: the most likely action.
     """
+    action = _action_space(env)
+    rng = None if draw_seed is None else np.random.default_rng(draw_seed)
 
     def choose(observation: NDArray[np.float32], mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-        seen = TensorDict({OBSERVATIONS: torch.as_tensor(observation), ACTION_MASK: torch.as_tensor(mask)})
-        with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
-            action: NDArray[np.int64] = actor(seen)["action"].numpy()
-        return action
+        with torch.no_grad():
+            logits = actor[0](TensorDict({OBSERVATIONS: torch.as_tensor(observation)}))[_LOGITS]
+        return action_of(logits.numpy(), mask, action, rng)
 
     return MaskedPolicy(name, _gym_env(env), choose)
 

@@ -32,6 +32,11 @@ def load_file(path: str | Path) -> ModuleType:
     return import_module(f"{__name__}.{_module_of(file)}")
 
 
+def is_in_file(thing: object) -> bool:
+    """Whether the class of an object is defined in a file outside of any package."""
+    return type(thing).__module__.startswith(f"{__name__}.")
+
+
 def _module_of(file: Path) -> str:
     stem = re.sub(r"\W", "_", file.stem, flags=re.ASCII)
     return f"{stem}_{str(file).encode().hex()}"

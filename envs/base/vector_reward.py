@@ -42,7 +42,7 @@ class VectorReward(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     def __init__(self, env: gym.Env[Any, Any], objectives: Mapping[str, Sequence[str]] | None = None) -> None:
         RecordConstructorArgs.__init__(self, objectives=objectives)
         gym.Wrapper.__init__(self, env)
-        core = getattr(env.unwrapped, "core", None)
+        core: Any = getattr(env.unwrapped, "core", None)
         if not hasattr(core, "term_weights"):
             raise ValueError(
                 f"VectorReward is for environments of serving-gym, got {type(env.unwrapped).__name__}"

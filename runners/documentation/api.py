@@ -71,6 +71,22 @@ API = {
             "envs.interface.sharing.SharingSetting",
         ),
     ),
+    "integrations": (
+        "Other libraries",
+        "For RLlib and TorchRL, and other libraries that look for the action mask in the observation.",
+        (
+            "agents.integrations.masked.MaskedObservation",
+            "agents.integrations.masked.MaskedPolicy",
+            "agents.integrations.rllib.MaskedEnv",
+            "agents.integrations.rllib.MaskedModule",
+            "agents.integrations.rllib.ppo_config",
+            "agents.integrations.rllib.rllib_policy",
+            "agents.integrations.torchrl.torchrl_env",
+            "agents.integrations.torchrl.masked_actor",
+            "agents.integrations.torchrl.MaskedLevers",
+            "agents.integrations.torchrl.torchrl_policy",
+        ),
+    ),
     "workloads": (
         "Workloads and records",
         "Requests that come, and what became of them.",

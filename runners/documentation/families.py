@@ -82,19 +82,15 @@ def family_pages(schemas: Schemas) -> dict[str, str]:
 
 
 def overview(names: list[str]) -> str:
-    """A row a policy."""
-    return table(
-        ["policy", "what it is", "asked", "tuned twins"],
-        (
-            [
-                f"[`{name}`](#{name})",
-                purpose_of(name),
-                asked(name),
-                ", ".join(code(file.name) for file in files_of(name) if file.is_tuned),
-            ]
-            for name in names
-        ),
-    )
+    """A row a policy; its period where one of the family has its own."""
+    periods = {name: asked(name) for name in names}
+    rows = []
+    for name in names:
+        tuned = ", ".join(code(file.name) for file in files_of(name) if file.is_tuned)
+        row = [f"[`{name}`](#{name})", purpose_of(name), tuned]
+        rows.append([*row, periods[name]] if any(periods.values()) else row)
+    head = ["policy", "what it is", "tuned twins"]
+    return table([*head, "asked"] if any(periods.values()) else head, rows)
 
 
 def purpose_of(name: str) -> str:

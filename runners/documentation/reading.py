@@ -18,7 +18,7 @@ from serving_gym.envs.interface import state as interface_state
 
 # Modules whose tables states hold, beside their own.
 _TABLES = {"AutoscalingState": (interface_state, scaling), "SharingState": (sharing,)}
-_SOURCE = "serving_gym.baselines."
+_SOURCES = ("serving_gym.baselines.", "serving_gym.agents.environments.")
 _NOT_STATE = ("self", "config", "np", "spec", "setting")  # names whose attributes are no state
 _OBSERVATION = "observation"
 # What every policy of an environment reads to find the rest.
@@ -37,7 +37,7 @@ _STEPS = (
 
 
 def reads_of(policy: type) -> list[str]:
-    """Columns and fields of the state that a policy, or a function or class of `baselines` that it uses, names.
+    """Columns and fields of the state that a policy, or a function or class of the same packages that it uses, names.
 
     `observation` among them: it reads the encoded observation.
 
@@ -76,12 +76,12 @@ def _is_state(value: Any) -> bool:
 
 
 def _used_by(policy: type) -> Iterator[Any]:
-    """The class, and every function and class of `baselines` that its code names, directly or not."""
+    """The class, and every function and class of `_SOURCES` that its code names, directly or not."""
     waiting: list[Any] = [policy]
     found: set[Any] = set()
     while waiting:
         thing = waiting.pop()
-        if thing in found or not thing.__module__.startswith(_SOURCE):
+        if thing in found or not thing.__module__.startswith(_SOURCES):
             continue
         found.add(thing)
         yield thing

@@ -33,7 +33,7 @@ SETTINGS: dict[str, dict[str, list[Any]]] = {
     "hpa_rate": {"target": [0.4, 0.55, 0.7, 0.85, 1.0]},
     "kpa": {"utilization": [0.2, 0.45, 0.7]},
     "llm_d_saturation": {"kv_spare": [0.1, 0.3, 0.5]},
-    "sageserve_reactive": {"out_above_ratio": [0.3, 0.5, 0.7]},
+    "sageserve_reactive": {"out_above_ratio": [0.4, 0.55, 0.7]},
 }
 
 

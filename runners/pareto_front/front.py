@@ -18,7 +18,8 @@ def not_dominated(costs: FloatArray) -> NDArray[np.bool_]:
     """
     no_worse = (costs[:, None, :] <= costs[None, :, :]).all(axis=2)  # i no worse than j
     better = (costs[:, None, :] < costs[None, :, :]).any(axis=2)
-    return ~(no_worse & better).any(axis=0)
+    dominated: NDArray[np.bool_] = np.any(no_worse & better, axis=0)
+    return np.logical_not(dominated)
 
 
 def hypervolume(costs: FloatArray, reference: Sequence[float]) -> float:

@@ -33,7 +33,7 @@ PAPERS = {
         "step",
         OServeChoices,
         cut="one seed; a quarter of the requests, at least 400; OPT-30B on one trace instead of four models on two; "
-        "S1, S5 and T4 of Tables 1 and 2; one rival; three epochs of forecasts",
+        "S1, S5 and T4 of Tables 1 and 2; no ablation and no appendices; three epochs of forecasts",
         alone=("forecasting",),
         seeds=2,
     ),

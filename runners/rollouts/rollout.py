@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.baselines.files import is_in_file
 from serving_gym.baselines.policy import period_of
 from serving_gym.envs.base.env import SteppedEnv
 from serving_gym.envs.interface.metrics import RequestRecords, summarise
@@ -129,7 +130,7 @@ def run_episode(
 @contextlib.contextmanager
 def _observed_lazily(env: gym.Env[Any, Any], policy: Policy) -> Iterator[None]:
     """Leaves observations uncomputed unless they are read, for baselines: most read the state alone."""
-    lazy = isinstance(env, SteppedEnv) and type(policy).__module__.startswith("serving_gym.baselines.")
+    lazy = isinstance(env, SteppedEnv) and _is_of(policy, "serving_gym.baselines.")
     if not lazy:
         yield
         return
@@ -282,13 +283,18 @@ def _decide(policy: Policy, observation: Any, core: Any) -> Any:
             from serving_gym.envs.live.control import NoDecision
 
             return NoDecision(failure)
-        if isinstance(error, ValueError) or type(policy).__module__.startswith("serving_gym."):
+        if isinstance(error, ValueError) or _is_of(policy, "serving_gym."):
             raise
         line = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(line.filename).name}, line {line.lineno}"
         raise ValueError(
             f"policy {failure} ({where}); SERVING_GYM_DEBUG=1 shows the whole traceback"
         ) from error
+
+
+def _is_of(policy: Policy, package: str) -> bool:
+    """Whether a policy's class is one of a package, and not of a file that a user named."""
+    return type(policy).__module__.startswith(package) and not is_in_file(policy)
 
 
 def _live_entries(info: Mapping[str, Any]) -> dict[str, Any]:

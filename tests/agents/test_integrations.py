@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 import serving_gym
-from serving_gym.agents.integrations.masked import ACTION_MASK, OBSERVATIONS, MaskedPolicy, make_masked
+from serving_gym.agents.integrations.masked import (
+    ACTION_MASK,
+    OBSERVATIONS,
+    MaskedPolicy,
+    action_of,
+    make_masked,
+)
 from serving_gym.envs.registration import ENVS
 from tests.environments.cases import CASES, NAMES, possible
 
@@ -74,3 +80,15 @@ def test_a_policy_of_another_environment_is_refused():
         serving_gym.compare("dp_tp", [policy], seeds=1)
     with pytest.raises(ValueError, match="'mine' was trained with 99 observed numbers"):
         serving_gym.compare("routing", [policy], seeds=1, cluster="fleet_h100_x16")
+
+
+def test_actions_are_the_likeliest_or_drawn():
+    logits = np.log(np.array([0.2, 0.7, 0.1, 0.25, 0.75], np.float32))
+    mask = np.array([True, False, True, True, True])
+    assert action_of(logits[:3], mask[:3], gym.spaces.Discrete(3)) == 0
+    levers = gym.spaces.MultiDiscrete([3, 2])
+    assert action_of(logits, mask, levers).tolist() == [0, 1]
+    rng = np.random.default_rng(0)
+    drawn = np.array([action_of(logits, mask, levers, rng) for _ in range(4000)])
+    np.testing.assert_allclose(np.bincount(drawn[:, 0], minlength=3) / 4000, [2 / 3, 0, 1 / 3], atol=0.03)
+    np.testing.assert_allclose(np.bincount(drawn[:, 1], minlength=2) / 4000, [0.25, 0.75], atol=0.03)

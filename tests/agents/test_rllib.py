@@ -34,6 +34,9 @@ def test_it_trains_and_is_compared(name):
     assert np.isfinite(result["learners"]["default_policy"]["total_loss"])
     assert not before.equal(algorithm.get_module().state_dict()["actor.0.weight"])
     policy = rllib_policy("mine", MaskedEnv({"env": name, **CASES[name]}), algorithm.get_module())
-    returns = serving_gym.compare(name, [policy], seeds=1, **CASES[name])["policies"]["mine"]["metrics"]
-    assert np.isfinite(returns["return"]["iqm"])
+    drawn = rllib_policy(
+        "drawn", MaskedEnv({"env": name, **CASES[name]}), algorithm.get_module(), draw_seed=0
+    )
+    returns = serving_gym.compare(name, [policy, drawn], seeds=1, **CASES[name])["policies"]
+    assert all(np.isfinite(each["metrics"]["return"]["iqm"]) for each in returns.values())
     algorithm.stop()

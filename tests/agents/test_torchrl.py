@@ -25,8 +25,8 @@ def test_it_trains_and_is_compared(name):
 
     torch.manual_seed(0)
     env = torchrl_env(name, **CASES[name])
-    drawn = env.rollout(10)  # random actions, which are possible ones
-    width, entries = drawn["observations"].shape[-1], drawn["action_mask"].shape[-1]
+    shown = env.rollout(10)  # random actions, which are possible ones
+    width, entries = shown["observations"].shape[-1], shown["action_mask"].shape[-1]
     actor = masked_actor(env, nn.Linear(width, entries))
     critic = ValueOperator(nn.Linear(width, 1), in_keys=["observations"])
     loss, advantage = ClipPPOLoss(actor, critic), GAE(gamma=1.0, lmbda=0.95, value_network=critic)
@@ -45,9 +45,9 @@ def test_it_trains_and_is_compared(name):
         total.backward()
         optimizer.step()
     collector.shutdown(close_env=False)
-    policy = torchrl_policy("mine", env, actor)
-    returns = serving_gym.compare(name, [policy], seeds=1, **CASES[name])["policies"]["mine"]["metrics"]
-    assert np.isfinite(returns["return"]["iqm"])
+    policy, drawn = torchrl_policy("mine", env, actor), torchrl_policy("drawn", env, actor, draw_seed=0)
+    returns = serving_gym.compare(name, [policy, drawn], seeds=1, **CASES[name])["policies"]
+    assert all(np.isfinite(each["metrics"]["return"]["iqm"]) for each in returns.values())
 
 
 def test_levers_are_drawn_and_weighed_apart():

@@ -234,7 +234,7 @@ def test_references_name_every_command_policy_and_environment_argument(written: 
     assert "# Layout policies\n" in policies
     assert "| `window_s` | `float` | `180.0` | s | 5 to 600, logarithmic |" in policies
     assert "| [`hpa_rate`](#hpa_rate) |" in policies
-    assert "| each 15 s | `hpa_rate_tuned` |" in policies
+    assert "| `hpa_rate_tuned` | each 15 s |" in policies
     assert all(f"\n## `{name}`\n" in policies for name in POLICIES)
     assert "docs/papers/flying_serving.md" in policies
     assert "`saturation_tokens`" in policies

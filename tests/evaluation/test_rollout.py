@@ -66,3 +66,23 @@ def test_a_lazy_observation_is_the_one_of_its_decision(env):
             assert all((observation[key] == expected[key]).all() for key in expected)
     finally:
         env.observes_lazily = False
+
+
+FROM_FILE = """
+class Mine:
+    name, clairvoyant = "mine", False
+
+    def reset(self, spec, seed):
+        pass
+
+    def act(self, observation, state):
+        assert type(observation) is dict
+        raise KeyError("where")
+"""
+
+
+def test_a_policy_from_a_file_is_one_from_outside(env, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(FROM_FILE)
+    with pytest.raises(ValueError, match=r"policy mine failed: KeyError: 'where' \(mine.py, line 10\)"):
+        run_episode(env, serving_gym.load_policy(f"{path}:Mine"), 3)

@@ -366,7 +366,6 @@ def test_a_planner_of_divisions_is_told_why_it_has_none(make_live):
     )
     env = make_live(spec=spec, workload=stream_of(30, gap_s=0.05))
     episode = run_episode(env, make_policy("dynamo", period_s=None), 0)
-    assert len(episode.decisions) > 1
     assert all("from end to end" in decision["refused"] for decision in episode.decisions)
     assert episode.metrics["commands_refused"] == len(episode.decisions)
     assert (episode.records.outcome == FINISHED).all()

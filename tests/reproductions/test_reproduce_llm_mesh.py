@@ -19,7 +19,7 @@ from serving_gym.runners.reproduction.llm_mesh.timeline import Timeline
 
 KEYS = [
     "paper", "claim", "section", "paper_value", "ours", "ours_low", "ours_high", "unit", "kind", "ratio", "holds",
-    "verdict", "note", "sensitivity",
+    "verdict", "note", "sensitivity", "cut",
 ]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from serving_gym.runners.reproduction.sageserve.study import (
 SLA_S = SageServeChoices().iw_n_sla_s
 KEYS = [
     "paper", "claim", "section", "paper_value", "ours", "ours_low", "ours_high", "unit", "kind", "ratio", "holds",
-    "verdict", "note", "sensitivity",
+    "verdict", "note", "sensitivity", "cut",
 ]  # fmt: skip
 
 

@@ -44,7 +44,8 @@ PARTS = {
 
 
 def evaluation(config: ReproduceConfig, bar: Any) -> Evaluation:
-    """Every figure of the paper that has a number."""
+    """Every figure of the paper that has a number; `quick` leaves out the parts of rivals and of single changes."""
     parts = {name: partial(part.claims, config, bar) for name, part in PARTS.items()}
     steps = {name: part.num_steps(config) for name, part in PARTS.items()}
-    return Evaluation({"examples": examples.claims, **parts}, partial(total, steps))
+    quick = ("examples", *(name for name in PARTS if name not in ("ablation", "appendices")))
+    return Evaluation({"examples": examples.claims, **parts}, partial(total, steps), quick)

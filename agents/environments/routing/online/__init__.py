@@ -1,1 +1,1 @@
-"""A router that learns the engines' speed while it serves."""
+"""Online: a router that learns the speed of engines while it serves."""

@@ -176,7 +176,7 @@ def _read(
         load, entry = loads[flight.place], entries[flight.index % len(entries)]
         known = entry.index == flight.index and entry.place == flight.place
         own_tokens = entry.own_tokens if known else flight.input_tokens
-        generated = flight.generated_tokens
+        generated = flight.generated_tokens if flight.first_token_s >= 0 else 0
         output = max(flight.predicted_tokens, 1)
         while output <= generated:
             output += max(output // _GROWS_BY, 1)

@@ -60,7 +60,7 @@ class OnlineConfig(Constants):
     prior: str = NOTHING
     keep: bool = False
     memory_s: float = tunable(60.0, 5.0, 600.0, log=True)
-    window_s: float = 1.0
+    window_s: float = 0.5
     drift: float = tunable(0.25, 0.05, 1.0, log=True)
     min_windows: int = 12
     explore_probability: float = tunable(0.002, 0.0, 0.1)

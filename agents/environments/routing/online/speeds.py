@@ -19,6 +19,7 @@ GUESS_S = np.array([1e-2, 1e-4, 1e-7, 5e-5])
 _LEAST_SHARE = 0.05  # of what was expected beforehand; no coefficient is smaller
 _FRONT_S = 5e-3  # scale of the time to a first token that is not the engine's, seconds
 _FIRST_S = 2e-2  # added to an expected TTFT where errors are measured relative to it, seconds
+_KEPT = 0.02  # of what was learned of an engine that has changed
 _LOST = 10.0  # TTFT over what was expected from which it is not learned from
 
 
@@ -86,8 +87,9 @@ def estimate(gram: Floats, moment: Floats, mean: Floats, doubt: Doubt) -> Floats
     """(..., D), see `Regressions`; no coefficient is below a share of what was expected."""
     spread = doubt.all**2 * np.outer(mean, mean) + doubt.each**2 * np.diag(mean**2)
     precision = np.linalg.inv(spread)
-    solved: Floats = np.linalg.solve(gram + precision, (moment + precision @ mean)[..., None])[..., 0]
-    return np.maximum(solved, _LEAST_SHARE * mean)
+    target = (moment + precision @ mean)[..., None]
+    solved = np.linalg.solve(gram + precision, target)[..., 0]
+    return np.asarray(np.maximum(solved, _LEAST_SHARE * mean), np.float64)
 
 
 class EngineSpeeds:
@@ -178,7 +180,7 @@ class EngineSpeeds:
             return
         self._off[places] = 0.5 * self._off[places] + 0.5 * error
         changed = np.abs(self._off) > self._drift
-        factor = np.where(changed, 0.1, 1.0)
+        factor = np.where(changed, _KEPT, 1.0)
         self._speeds.discount(factor)
         self._first.discount(factor)
         self._off[changed] = 0.0
