@@ -180,13 +180,14 @@ class Search:
             "candidates": len(rows),
         }
 
-
     def _tuned_before(self, name: str, start: Mapping[str, Any]) -> dict[str, Any] | None:
         """Constants of the policy's tuned file; None: it has none, or is of another policy."""
         twin = f"{self.policy}_{self.config.suffix}"
-        kept = policy_config(twin) if twin in config_names("policy") else {"name": None}
+        kept: Any = policy_config(twin) if twin in config_names("policy") else None
+        if kept is None or kept["name"] != name:
+            return None
         params = kept.get("params", {})
-        return {key: params.get(key, value) for key, value in start.items()} if kept["name"] == name else None
+        return {key: params.get(key, value) for key, value in start.items()}
 
 
 def _run(one: Search) -> dict[str, Any]:

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from serving_gym.runners.configuration.policies import load_policy
     from serving_gym.runners.scoring.score import policy_score
 
-__all__ = ["VectorReward", "__version__", "compare", "load_policy", "make", "make_vec", "policy_score", "register"]
+__all__ = [
+    "VectorReward",
+    "__version__",
+    "compare",
+    "load_policy",
+    "make",
+    "make_vec",
+    "policy_score",
+    "register",
+]
 
 try:
     __version__ = metadata.version("serving-gym")

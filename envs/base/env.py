@@ -297,9 +297,9 @@ class SteppedEnv(SimulatedEnv[Config, State]):
         return outcome
 
     def _observe(self) -> Observation:
-        observe = self.core.observe
-        observation: Observation = LazyObservation(observe) if self.observes_lazily else observe()
-        return observation
+        observation: Any = LazyObservation(self.core.observe) if self.observes_lazily else self.core.observe()
+        seen: Observation = observation
+        return seen
 
     def advance(self, action: Any) -> tuple[Any, float, bool]:
         """`step` with fewer results and a lazy observation; nothing is rendered.

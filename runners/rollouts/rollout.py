@@ -130,8 +130,7 @@ def run_episode(
 @contextlib.contextmanager
 def _observed_lazily(env: gym.Env[Any, Any], policy: Policy) -> Iterator[None]:
     """Leaves observations uncomputed unless they are read, for baselines: most read the state alone."""
-    lazy = isinstance(env, SteppedEnv) and _is_of(policy, "serving_gym.baselines.")
-    if not lazy:
+    if not isinstance(env, SteppedEnv) or not _is_of(policy, "serving_gym.baselines."):
         yield
         return
     env.observes_lazily = True
