@@ -22,7 +22,7 @@ TWO = FleetConfig(groups=(GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 2),))
 
 def test_it_finds_the_slower_of_two_servers_of_one_profile(make_server: MakeServer, stack, tmp_path):
     servers = make_server(token_s=0.02), make_server(token_s=0.3, first_token_s=0.3)
-    path = write_trace(stream_of(120, gap_s=0.05, output=12), tmp_path / "trace.parquet")
+    path = write_trace(stream_of(120, gap_s=0.05, output=24), tmp_path / "trace.parquet")
     live = LiveSettings(
         tuple(server.url for server in servers), scrape_interval_s=0.05, silence_s=5.0, decide_within_s=None
     )
@@ -30,7 +30,7 @@ def test_it_finds_the_slower_of_two_servers_of_one_profile(make_server: MakeServ
     env = LiveRoutingEnv(live, workload=workload, cluster=TWO, split="all")
     stack.callback(env.close)
     policy = load_policy(
-        {"name": "online", "params": {"window_s": 0.5, "min_windows": 4, "explore_probability": 0.0}}
+        {"name": "online", "params": {"window_s": 0.2, "min_windows": 4, "explore_probability": 0.0}}
     )
     episode = run_episode(env, policy, 0)
     records = episode.records

@@ -247,7 +247,7 @@ def _close(
         sequences[place] += came
         context[place] += came * (flight.input_tokens + generated - 0.5 * came)
     for place in range(len(iterations)):
-        valid[place] = stayed[place] > 0 and iterations[place] >= 3
+        valid[place] = stayed[place] > 0 and iterations[place] >= 1
         gone = decoded[0, place] - stayed[place]  # they have ended, after half of the window on average
         if valid[place] and gone > 0:
             tokens = 0.5 * iterations[place] * gone
