@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +16,7 @@ from serving_gym.agents.learners.api.config import APIConfig
 from serving_gym.agents.learners.api.counterfactuals import Batch
 from serving_gym.agents.learners.api.gathering import Gatherers, available_processes
 from serving_gym.agents.learners.learner import Budget
+from tests.processes import children_of, is_running
 
 
 @dataclass
@@ -64,3 +70,34 @@ def test_no_more_processes_than_cores() -> None:
     assert available_processes(1) == 1
     with pytest.raises(ValueError, match=r"agent\.processes must be at least 1, got 0"):
         APIConfig(processes=0)
+
+
+ENDLESS = """
+import time
+import numpy as np
+from serving_gym.agents.learners.api.gathering import Gatherers
+from serving_gym.agents.learners.learner import Budget
+
+class Endless:
+    def play(self, budget, batch):
+        time.sleep(0.05)
+
+with Gatherers(Endless(), np.random.default_rng(0), Budget(100), 1.0, 2):
+    print("begun", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_processes_end_with_a_trainer_that_is_killed() -> None:
+    trainer = subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE)
+    assert trainer.stdout is not None
+    with trainer, trainer.stdout as output:
+        assert output.readline() == b"begun\n"
+        sampling = children_of(trainer.pid)
+        os.kill(trainer.pid, signal.SIGKILL)
+        trainer.wait()
+        until = time.monotonic() + 30.0
+        while any(map(is_running, sampling)) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert len(sampling) == 2
+        assert not [pid for pid in sampling if is_running(pid)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -86,9 +87,18 @@ def _gather(
     seed: int,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
     own, batch = replace(budget, on_progress=None), Batch()
     while own.progress < until and not own.over:
         world.play(own, batch)
     sender.send((batch, own.steps - budget.steps))
     sender.close()
+
+
+def _end_with_parent() -> None:
+    """Ends this process when its parent is gone: nobody would read what it sends."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
