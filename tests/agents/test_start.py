@@ -38,7 +38,7 @@ CASES = {  # environment, its arguments, what is started from
     "autoscaling": (ONE, {"name": "queue_proportional"}),
     "deployment": (
         {**BASE, "workload": MIX, "cluster": dataclasses.replace(SMALL, disaggregation=True)},
-        {"name": "dynamo"},
+        {"name": "dynamo", "params": {"period_s": None}},  # asked at every decision, as the learner's
     ),
     "dp_tp": ({"workload": BURSTS, "cluster": ClusterSpec(num_gpus=4)}, {"name": "flying_serving"}),
 }
@@ -66,7 +66,7 @@ def test_a_policy_that_always_takes_it_is_the_baseline(env: str) -> None:
     learner = learner_of(env)
     prefer_the_start(learner.network)
     world = make_env(env, **CASES[env][0])
-    own = run_episode(world, make_policy(CASES[env][1]["name"]), 3)
+    own = run_episode(world, make_policy(CASES[env][1]["name"], **CASES[env][1].get("params", {})), 3)
     taken = run_episode(world, learner.policy(), 3)
     assert taken.metrics["return"] == own.metrics["return"]
     assert any(decision["action"] for decision in own.decisions), "it does something"

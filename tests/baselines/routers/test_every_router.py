@@ -16,6 +16,7 @@ ROUTERS = [
     or (
         name != "static"
         and isinstance(make_policy(name), Router)
+        and type(make_policy(name)).__module__.startswith("serving_gym.baselines.")
         and not isinstance(make_policy(name), BatchPolicy)
     )
 ]

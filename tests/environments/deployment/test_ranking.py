@@ -61,7 +61,7 @@ class Foreseeing(DynamoPolicy):
     name, clairvoyant = "foreseeing", True
 
     def __init__(self) -> None:
-        super().__init__(DynamoConfig(decode_weight=0.6))
+        super().__init__(DynamoConfig(decode_weight=0.6, period_s=None))
 
     def act(self, observation: Any, state: DeploymentState) -> Action:
         return super().act(observation, replace(state, forecast=state.coming[0]))
