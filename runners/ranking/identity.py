@@ -39,6 +39,7 @@ from serving_gym.runners.scoring.program import DecisionTimeout, limited
 ZOO = "zoo/"
 CHOSEN_ON = "validation"  # split that training chooses its checkpoint on
 LONGEST_S = 30.0  # one decision, or the making of a program, at most
+FIRST_LONGEST_S = 300.0  # the first decision of an episode, at which planners profile the cluster, at most
 _OF_PAPERS = re.compile(
     r"^(?!.*\.(?:common|admission)\.)"
 )  # packages of `baselines` that are named after a paper

@@ -20,7 +20,7 @@ from serving_gym.runners.configuration.compose import composed
 from serving_gym.runners.configuration.policies import check_spaces
 from serving_gym.runners.configuration.schema import CompareConfig
 from serving_gym.runners.ranking.entry import PROGRAM, Figures
-from serving_gym.runners.ranking.identity import LONGEST_S, Subject
+from serving_gym.runners.ranking.identity import FIRST_LONGEST_S, LONGEST_S, Subject
 from serving_gym.runners.ranking.season import Board, Season
 from serving_gym.runners.rollouts.rollout import Episode, run_episode
 from serving_gym.runners.scoring.program import DecisionTimeout, limited
@@ -109,7 +109,7 @@ def measure(
             episodes.append(run_episode(world.env, timed, seed, policy.name))
         except DecisionTimeout:
             raise ValueError(
-                f"a decision of policy {policy.name!r} took longer than {LONGEST_S:g} s (seed {seed})"
+                f"a decision of policy {policy.name!r} took longer than {timed.limit_s:g} s (seed {seed})"
             ) from None
         except Exception as error:
             if subject.statement.kind != PROGRAM:
@@ -153,7 +153,7 @@ def _figures(episodes: Sequence[Episode], timed: _Timed) -> Figures:
 
 
 class _Timed:
-    """A policy whose decisions are timed, and end after `LONGEST_S`.
+    """A policy whose decisions are timed, and end after `LONGEST_S`, the first of an episode after `FIRST_LONGEST_S`.
 
     Args:
         policy: The policy.
@@ -166,15 +166,20 @@ class _Timed:
 
     def reset(self, spec: Any, seed: int) -> None:
         self._episodes.append([])
-        with limited(LONGEST_S):
+        with limited(FIRST_LONGEST_S):
             self._policy.reset(spec, seed)
 
     def act(self, observation: Any, state: Any) -> Any:
-        with limited(LONGEST_S):
+        with limited(self.limit_s):
             begun = time.process_time()
             action = self._policy.act(observation, state)
             self._episodes[-1].append(time.process_time() - begun)
         return action
+
+    @property
+    def limit_s(self) -> float:
+        """What the next decision may take."""
+        return LONGEST_S if self._episodes[-1] else FIRST_LONGEST_S
 
     def median_ms(self) -> float:
         return rounded(_MS_PER_S * float(np.median(np.concatenate(self._counted()))))

@@ -16,9 +16,8 @@ from serving_gym.envs.routing.state import RoutingState
 
 ROOM = 1 << 16  # requests that are remembered at once; of two with one remainder the later one
 _MOST_NEWS = 1 << 12  # first tokens that one decision can bring
-_GROWS_BY = (
-    5  # a prediction that is outgrown grows by a fifth, as in `envs.routing.observation.expected_output`
-)
+# A prediction that is outgrown grows by a fifth, as in `envs.routing.observation.expected_output`.
+_GROWS_BY = 5
 
 ENTRY_DTYPE = np.dtype(
     [
@@ -44,10 +43,8 @@ LOAD_DTYPE = np.dtype(
         ("context_tokens", np.float64),  # of the decoding
         ("left_tokens", np.float64),  # output still expected
         ("slowed", np.float64),  # sum over requests of 1 / (tokens of the answer x TPOT SLO): 1 / s
-        (
-            "beside",
-            np.float64,
-        ),  # the same, times the tokens for which the request to be sent decodes beside it
+        # the same, times the tokens for which the request to be sent decodes beside it
+        ("beside", np.float64),
     ],
     align=True,
 )
@@ -96,9 +93,8 @@ class Ledger:
         self._news = np.empty((3, _MOST_NEWS))
         self._tpot_slos_s = tpot_slos_s
         self._prefilled = np.zeros(num_places)
-        self._decoded = np.zeros(
-            (2, num_places)
-        )  # requests that decoded when the window began, and their context
+        # Requests that decoded when the window began, and their context.
+        self._decoded = np.zeros((2, num_places))
         self._window, self._begun_s = 0, -1.0
         self.loads = np.zeros(num_places, LOAD_DTYPE)
 
