@@ -31,10 +31,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from serving_gym.calibration.lookup import check_choice, read_yaml
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.runners.command_line.cli import USER_ERROR, use_one_thread
+from serving_gym.runners.command_line.words import Reader, listing, mapping, parse_words, truth
 from serving_gym.runners.ranking.adding import Adder, Given
 from serving_gym.runners.ranking.entry import Entry, Training, read_entry
 from serving_gym.runners.ranking.page import write_page
@@ -45,30 +44,23 @@ from serving_gym.runners.reporting.tables import print_table
 
 REFUSED = 1
 _INTERRUPTED = 130
-_TRAINING = {"splits": list, "seeds_below": int, "budget": str, "command": str}
-_WORDS: dict[str, dict[str, type]] = {
+_TRAINING: dict[str, Reader] = {"splits": listing, "seeds_below": int, "budget": str, "command": str}
+_WORDS: dict[str, dict[str, Reader]] = {
     "add": {
         "env": str,
         "board": str,
         "policy": str,
         "program": str,
-        "params": dict,
+        "params": mapping,
         "name": str,
         "by": str,
-        "all": bool,
-        "changed": bool,
+        "all": truth,
+        "changed": truth,
         "folder": str,
         **_TRAINING,
     },
-    "validate": {"run": bool, "folder": str},
+    "validate": {"run": truth, "folder": str},
     "table": {"folder": str},
-}
-_KINDS = {
-    str: "text",
-    int: "a whole number",
-    bool: "true or false",
-    list: "a list, as [train,validation]",
-    dict: "keys and values, as {weight: 0.5}",
 }
 
 
@@ -88,7 +80,7 @@ def main(arguments: Sequence[str] | None = None, today: datetime.date | None = N
         verb, *rest = given
         check_choice("verb", verb, _WORDS)
         files = [word for word in rest if "=" not in word] if verb == "validate" else []
-        words = _parsed([word for word in rest if word not in files], _WORDS[verb])
+        words = parse_words([word for word in rest if word not in files], _WORDS[verb])
         folder = Path(words.get("folder", FOLDER)).resolve()
         if verb == "add":
             _add(words, folder, today or datetime.date.today())
@@ -224,36 +216,6 @@ def _say(path: Path, entry: Entry, verdict: Verdict, run: bool) -> None:
         f"holds: {path}: {entry.seeds.episodes} episodes run again, largest difference "
         f"{100.0 * verdict.largest:.2g} %"
     )
-
-
-def _parsed(arguments: Sequence[str], allowed: Mapping[str, type]) -> dict[str, Any]:
-    """``key=value`` words, typed.
-
-    Raises:
-        ValueError: A word has no "=", its key is unknown or repeated, or its value is of another type.
-    """
-    words: dict[str, Any] = {}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals:
-            raise ValueError(f"expected key=value, got {argument!r}")
-        check_choice("word", key, allowed)
-        if key in words:
-            raise ValueError(f"{key} is given twice")
-        words[key] = _value(key, value, allowed[key])
-    return words
-
-
-def _value(key: str, text: str, kind: type) -> Any:
-    if kind is str:
-        return text
-    try:
-        value = read_yaml(text)
-    except yaml.YAMLError:
-        value = None
-    if type(value) is not kind:
-        raise ValueError(f"{key} must be {_KINDS[kind]}, got {text!r}")
-    return value
 
 
 if __name__ == "__main__":

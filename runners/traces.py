@@ -30,12 +30,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -73,51 +72,16 @@ from serving_gym.envs.workload.registry import (
 )
 from serving_gym.envs.workload.schema import Workload
 from serving_gym.envs.workload.traces import TRACES, find_trace
+from serving_gym.runners.command_line.words import Reader, Words, names, parse_words, truth
 from serving_gym.runners.reporting.trace_lines import trace_lines
 
-Words = dict[str, Any]
-
-
-def truth(text: str) -> bool:
-    """A word that is true or false.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if text.lower() not in ("true", "false"):
-        raise ValueError(text)
-    return text.lower() == "true"
-
-
-def mapping(text: str) -> dict[str, str]:
-    """A mapping of names, as ``{input_tokens: prompt_len}``.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(text) from error
-    if not isinstance(value, dict):
-        raise ValueError(text)
-    return {str(key): str(name) for key, name in value.items()}
-
-
-_KINDS = {
-    int: "a whole number",
-    float: "a number",
-    truth: "true or false",
-    mapping: "a mapping, as {ours: theirs}",
-}
-
-_FILE_WORDS: dict[str, Callable[[str], Any]] = {
+_FILE_WORDS: dict[str, Reader] = {
     "time_unit": str,
     "rebase": truth,
-    "columns": mapping,
+    "columns": names,
     "max_gap_s": float,
 }
-_SPEC_WORDS: dict[str, Callable[[str], Any]] = {
+_SPEC_WORDS: dict[str, Reader] = {
     "name": str,
     "path": str,
     **_FILE_WORDS,
@@ -129,8 +93,8 @@ _SPEC_WORDS: dict[str, Callable[[str], Any]] = {
     "long_share": float,
     "long_input_tokens": int,
 }
-_WORKLOAD_WORDS: dict[str, Callable[[str], Any]] = {**_SPEC_WORDS, "seed": int, "out": str}
-_TEXT_WORDS: dict[str, Callable[[str], Any]] = {"tokenizer": str, "predictor": str}
+_WORKLOAD_WORDS: dict[str, Reader] = {**_SPEC_WORDS, "seed": int, "out": str}
+_TEXT_WORDS: dict[str, Reader] = {"tokenizer": str, "predictor": str}
 _CONVERSATION_WORDS = ("path", "out", "num_requests", "rate_scale", "rate_rps", *_TEXT_WORDS)
 
 
@@ -229,7 +193,7 @@ def fit_generator(words: Words, console: Console) -> None:
     console.print(table)
 
 
-_VERBS: dict[str, tuple[Callable[[Words, Console], int | None], dict[str, Callable[[str], Any]]]] = {
+_VERBS: dict[str, tuple[Callable[[Words, Console], int | None], dict[str, Reader]]] = {
     "list": (list_workloads, {}),
     "describe": (describe, _WORKLOAD_WORDS),
     "validate": (validate, {"path": str, "out": str, **_FILE_WORDS}),
@@ -255,30 +219,6 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-
-
-def parse_words(arguments: Iterable[str], allowed: dict[str, Callable[[str], Any]]) -> Words:
-    """Parses ``key=value`` arguments into a dictionary.
-
-    Raises:
-        ValueError: An argument has no "=", a key is unknown (with the nearest match) or repeated, or a value has the
-            wrong type.
-    """
-    words: Words = {}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals:
-            raise ValueError(f"expected key=value, got {argument!r}")
-        check_choice("word", key, allowed)
-        if key in words:
-            raise ValueError(f"{key} is given twice")
-        if value in ("null", ""):
-            continue
-        try:
-            words[key] = allowed[key](value)
-        except ValueError:
-            raise ValueError(f"{key} must be {_KINDS[allowed[key]]}, got {value!r}") from None
-    return words
 
 
 def _of_conversations(words: Words) -> Workload:

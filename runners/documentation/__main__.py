@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from serving_gym.calibration.lookup import check_choice
+from serving_gym.runners.command_line.words import Reader, Words, parse_words, truth
 from serving_gym.runners.documentation import traces
 from serving_gym.runners.documentation.environments import environment_pages
 from serving_gym.runners.documentation.figures import fields_needed, fill, rows_of, stale_figures
@@ -25,7 +25,7 @@ from serving_gym.runners.documentation.tree import ROOT
 from serving_gym.runners.reproduction.page import PAGE, page_text
 from serving_gym.runners.reproduction.papers import choices_of_papers
 
-_WORDS = ("results", "from", "check")
+_WORDS: dict[str, Reader] = {"results": str, "from": str, "check": truth}
 
 
 def main(words: Sequence[str]) -> int:
@@ -36,7 +36,7 @@ def main(words: Sequence[str]) -> int:
     """
     try:
         given = _given(words)
-        if given.get("check") == "true":
+        if given.get("check"):
             return _check()
         if "from" in given:
             name = given.get("results", "")
@@ -49,19 +49,13 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _given(words: Sequence[str]) -> dict[str, str]:
+def _given(words: Sequence[str]) -> Words:
     """Values by key.
 
     Raises:
         ValueError: A word that there is not.
     """
-    given = {}
-    for word in words:
-        key, _, value = word.partition("=")
-        check_choice("word", key, _WORDS)
-        given[key] = value
-    if given.get("check", "true") not in ("true", "false"):
-        raise ValueError(f"check is {given['check']!r}; allowed: true, false")
+    given = parse_words(words, _WORDS)
     if "results" in given and "from" not in given:
         raise ValueError(
             f"results={given['results']} needs from=FILE, the comparison.json or benchmark.json of a run"
