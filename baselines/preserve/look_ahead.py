@@ -79,6 +79,49 @@ def anticipated_load(
         overload_with_request: Whether `overloaded` counts the request that is virtually added.
     """
     num_places = len(ideal_tokens)
+    queued, remaining, present, decoding, rests = _counted(
+        in_flight, num_places, extension_ratio, unprefilled
+    )
+    overflow = np.zeros(num_places, np.float64)
+    overloaded = np.zeros(num_places, np.float64)
+    maps = np.full(num_places, -1, np.int64)
+    busy = 0
+    for place in range(num_places):
+        most = present[place] + decoding[place] * (lookahead - 1)
+        if most + prompt_tokens + lookahead > min(limit_tokens[place], ideal_tokens[place]):
+            maps[place] = busy
+            busy += 1
+    if busy == 0:
+        return Load(queued, remaining, overflow, overloaded)
+    ends = _ends(in_flight, rests, maps, busy, lookahead)
+    for place in range(num_places):
+        m = maps[place]
+        if m < 0:
+            continue
+        limit, tokens, slope = limit_tokens[place], present[place], decoding[place]
+        peak, above = tokens, 0
+        for i in range(lookahead):
+            tokens -= ends[m, i, 0]
+            slope -= ends[m, i, 1]
+            with_request = tokens + (prompt_tokens + i) * (i < predicted_tokens)
+            above += (with_request if overload_with_request else tokens) > limit
+            peak = max(peak, with_request)
+            tokens += slope
+        overflow[place] = max(0.0, peak - ideal_tokens[place])
+        overloaded[place] = above / lookahead
+    return Load(queued, remaining, overflow, overloaded)
+
+
+@njit(cache=True)
+def _counted(
+    in_flight: NDArray[np.void], num_places: int, extension_ratio: float, unprefilled: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """What the requests in flight come to.
+
+    Returns:
+        By instance: tokens of prompts that wait, tokens of answers to come, KV tokens now, and requests in the map. By
+        request: the iterations that it still decodes; 0 where it is not in the map.
+    """
     queued = np.zeros(num_places, np.int64)
     remaining = np.zeros(num_places, np.int64)
     present = np.zeros(num_places, np.int64)
@@ -103,18 +146,19 @@ def anticipated_load(
         remaining[place] += length - generated
         present[place] += row.input_tokens + generated
         decoding[place] += 1
-    overflow = np.zeros(num_places, np.float64)
-    overloaded = np.zeros(num_places, np.float64)
-    maps = np.full(num_places, -1, np.int64)
-    busy = 0
-    for place in range(num_places):
-        most = present[place] + decoding[place] * (lookahead - 1)
-        if most + prompt_tokens + lookahead > min(limit_tokens[place], ideal_tokens[place]):
-            maps[place] = busy
-            busy += 1
-    if busy == 0:
-        return Load(queued, remaining, overflow, overloaded)
-    ends = np.zeros((busy, lookahead, 2), np.int64)  # KV tokens and number of the requests that end there
+    return queued, remaining, present, decoding, rests
+
+
+@njit(cache=True)
+def _ends(
+    in_flight: NDArray[np.void],
+    rests: NDArray[np.int64],
+    maps: NDArray[np.int64],
+    busy: int,
+    lookahead: int,
+) -> NDArray[np.int64]:
+    """(busy, lookahead, 2) KV tokens and number of the requests that end in each iteration of each map."""
+    ends = np.zeros((busy, lookahead, 2), np.int64)
     for r in range(len(in_flight)):
         rest = rests[r]
         if not 0 < rest < lookahead:
@@ -124,19 +168,4 @@ def anticipated_load(
         if m >= 0:
             ends[m, rest, 0] += row.input_tokens + row.generated_tokens + rest
             ends[m, rest, 1] += 1
-    for place in range(num_places):
-        m = maps[place]
-        if m < 0:
-            continue
-        limit, tokens, slope = limit_tokens[place], present[place], decoding[place]
-        peak, above = tokens, 0
-        for i in range(lookahead):
-            tokens -= ends[m, i, 0]
-            slope -= ends[m, i, 1]
-            with_request = tokens + (prompt_tokens + i) * (i < predicted_tokens)
-            above += (with_request if overload_with_request else tokens) > limit
-            peak = max(peak, with_request)
-            tokens += slope
-        overflow[place] = max(0.0, peak - ideal_tokens[place])
-        overloaded[place] = above / lookahead
-    return Load(queued, remaining, overflow, overloaded)
+    return ends
