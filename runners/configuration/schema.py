@@ -1,7 +1,6 @@
 """Typed schemas of all commands, behind `configs/`; they refuse unknown keys.
 
-The dataclasses here are frozen; `runners.configuration.typed` mirrors them for Hydra. A group
-whose keys depend on the
+The dataclasses here are frozen; `runners.configuration.typed` mirrors them for Hydra. A group whose keys depend on the
 choice (`env`, `policy`) stays a mapping: `env` is checked against the environment's own dataclass.
 """
 
